@@ -392,18 +392,6 @@ class SharedClaim(APIObject):
     """Storage class, which must support ReadWriteMany; the cluster's default if unset. Immutable."""
 
 
-class SharedVolume(APIObject):
-    """A volume that the engines share: one of its fields is set, which a rule of each subclass requires."""
-
-    host_path: str | None = Field(default=None, pattern=HOST_PATH, max_length=4096)
-    """Directory of the node, created if it does not exist. Only engines on the same node share it, unless it is on a
-    network file system."""
-    existing_claim: Name | None = None
-    """An existing PersistentVolumeClaim. Engines on different nodes require the access mode ReadWriteMany."""
-    claim: SharedClaim | None = None
-    """A ReadWriteMany volume that the operator creates."""
-
-
 class EmptyDirectory(APIObject):
     """A directory of the node's disk that is deleted with the pod."""
 
@@ -411,7 +399,7 @@ class EmptyDirectory(APIObject):
     """Maximum size; unlimited if unset."""
 
 
-class EngineCache(SharedVolume):
+class EngineCache(APIObject):
     """A volume for what engines compile, so that they do not compile it at every start."""
 
     model_config = rules(
@@ -422,6 +410,13 @@ class EngineCache(SharedVolume):
         )
     )
 
+    host_path: str | None = Field(default=None, pattern=HOST_PATH, max_length=4096)
+    """Directory of the node, created if it does not exist. Only engines on the same node share it, unless it is on a
+    network file system."""
+    existing_claim: Name | None = None
+    """An existing PersistentVolumeClaim. Engines on different nodes require the access mode ReadWriteMany."""
+    claim: SharedClaim | None = None
+    """A ReadWriteMany volume that the operator creates."""
     empty_dir: EmptyDirectory | None = None
     """A directory of each pod, which only outlives a restart of its containers."""
 
@@ -1126,16 +1121,18 @@ class Gateway(APIObject):
     """Pod template to merge into the gateway's generated one."""
 
 
-def _unscaled(pool: str) -> str:
-    return (
-        f"!has({pool}.replicas) && !has({pool}.autoscaling)"
+def _scaled_by_nothing_else(replicas: str) -> str:
+    """The condition that neither pool is scaled, except by the field `replicas` as far as its condition allows it."""
+    speculative, greedy = (
+        f"{replicas.format(pool)} && !has({pool}.autoscaling)"
         f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
+        for pool in ("self.pools.speculative", "self.pools.greedy")
     )
+    return f"{speculative} && (!has(self.pools.greedy) || ({greedy}))"
 
 
 BUDGET_ALONE = (
-    f"!has(self.gpuBudget) || ({_unscaled('self.pools.speculative')}"
-    f" && (!has(self.pools.greedy) || ({_unscaled('self.pools.greedy')})))",
+    f"!has(self.gpuBudget) || ({_scaled_by_nothing_else('!has({}.replicas)')})",
     "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget, which determines the number"
     " of replicas of both pools",
 )
@@ -1349,18 +1346,10 @@ LONGEST_NAME = 50
 """Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 
-def _one_replica(pool: str) -> str:
-    return (
-        f"(!has({pool}.replicas) || {pool}.replicas == 1) && !has({pool}.autoscaling)"
-        f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
-    )
-
-
 ONE_REPLICA_ON_SHARED_GPU = (
     "!has(self.placement) || self.placement != 'SharedGPU' || (!has(self.gpuBudget)"
     " && (!has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1)"
-    f" && {_one_replica('self.pools.speculative')}"
-    f" && (!has(self.pools.greedy) || ({_one_replica('self.pools.greedy')})))",
+    f" && {_scaled_by_nothing_else('(!has({0}.replicas) || {0}.replicas == 1)')})",
     "with placement SharedGPU each pool has one replica on one GPU; remove gpuBudget, autoscaling, scaling External,"
     " and replicas and engine.tensorParallel other than 1",
 )

@@ -18,9 +18,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from dps_operator.autoscale import Autoscaler
 from dps_operator.cache_watch import CacheWatch
 from dps_operator.effective import Decisions
-from dps_operator.kube import KubernetesCluster
+from dps_operator.kube import Cluster
 from dps_operator.lease import Leadership
-from dps_operator.metrics import PodMetrics
+from dps_operator.metrics import MetricsReader
 from dps_operator.mounts import MountWatch
 from dps_operator.objects import Key
 from dps_operator.observe import Observations
@@ -136,10 +136,9 @@ async def run(settings: Settings) -> None:
     # user has no passwd entry.
     os.environ.setdefault("POD_ID", socket.gethostname())
     stop = asyncio.Event()
-    cluster = await KubernetesCluster.connect(settings.request_timeout)
-    async with cluster, aiohttp.ClientSession() as http:
-        leadership = Leadership.of(cluster, settings.lease)
-        observations, metrics, decisions = Observations(), PodMetrics(http), Decisions()
+    async with Cluster.connect(settings.request_timeout) as cluster, aiohttp.ClientSession() as http:
+        leadership = Leadership(cluster, settings.lease)
+        observations, metrics, decisions = Observations(), MetricsReader(http), Decisions()
         caches = CacheWatch(observations, decisions, metrics)
         mounts = MountWatch(cluster, observations)
         reconciler = Reconciler(cluster, observations, settings, _now, decisions, caches.health)
@@ -189,7 +188,7 @@ def _configure_logging(*, verbose: bool) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
-    options = parse_options(arguments)
-    _configure_logging(verbose=options.verbose)
-    asyncio.run(run(options.settings))
+    settings = parse_options(arguments)
+    _configure_logging(verbose=settings.verbose)
+    asyncio.run(run(settings))
     return 0

@@ -122,11 +122,11 @@ class Applier:
         if manifest["kind"] != "Deployment" or "replicas" in manifest["spec"]:
             return False
         name, observed = manifest["metadata"]["name"], self._observed(router)
-        scaled = {child_name(router, pool.name) for pool in router.spec.pools.values() if pool.has_autoscaler}
+        scaled = {child_name(router, pool.name) for pool in router.pools.values() if pool.has_autoscaler}
         if name not in scaled or ("HorizontalPodAutoscaler", name) in observed:
             return False
         found = observed.get(("Deployment", name))
-        return found is not None and found.replicas is not None and found.replicas.desired == 0
+        return found is not None and found.replicas.desired == 0
 
     async def _hand_over_replicas(self, router: Router, manifest: Manifest, found: Child) -> None:
         """Transfer ownership of `replicas` to a second field manager before the operator stops applying the field.
@@ -134,10 +134,8 @@ class Applier:
         Server-side apply would otherwise reset the field to its default. A pool without replicas starts with the
         minimum, because an autoscaler does not scale up a Deployment without replicas.
         """
-        if found.replicas is None:
-            return
-        component, spec = manifest["metadata"]["labels"][COMPONENT_LABEL], router.spec
-        minimum = spec.pools[component].min_replicas if component in POOLS else spec.gateway_replicas
+        component = manifest["metadata"]["labels"][COMPONENT_LABEL]
+        minimum = router.pools[component].min_replicas if component in POOLS else router.gateway_replicas
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
             "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
             "spec": {"replicas": found.replicas.desired or minimum},

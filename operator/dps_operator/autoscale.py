@@ -19,7 +19,6 @@ from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.effective import (
     Allocation,
     Decisions,
-    EffectiveSpec,
     Router,
     effective_routers,
     live_engines,
@@ -112,13 +111,10 @@ def needed(
     return any(
         found[pool].present > 0
         or (other in overflowing and found[other].queued > 0)
-        or _has_new_requests(found[pool], before.get(address, found)[pool])
+        or found[pool].served > before.get(address, found)[pool].served
+        or found[pool].missed > before.get(address, found)[pool].missed
         for address, found in now.items()
     )
-
-
-def _has_new_requests(now: Activity, before: Activity) -> bool:
-    return now.served > before.served or now.missed > before.missed
 
 
 @dataclass
@@ -172,8 +168,8 @@ class Autoscaler:
         """Read and decide once for each DPSRouter. `monotonic`: the time in seconds."""
         decided = self._decisions
         routers = effective_routers(self._observations, decided, _is_scaled)
-        budgets = {key for key, router in routers.items() if router.spec.allocation is not None}
-        zeros = {key for key, router in routers.items() if _scales_to_zero(router.spec)}
+        budgets = {key for key, router in routers.items() if router.allocation is not None}
+        zeros = {key for key, router in routers.items() if _scales_to_zero(router)}
         _keep(budgets, self._averages, decided.allocations)
         _keep(zeros, self._past, decided.idle)
         _keep(budgets | zeros, decided.unmeasured)
@@ -192,7 +188,7 @@ class Autoscaler:
         self._report(key, "")
         if spec.gpu_budget is not None:
             self._balance(router, found, spec.gpu_budget.cooldown_seconds, monotonic)
-        if _scales_to_zero(spec) and not spec.paused:
+        if _scales_to_zero(router) and not spec.paused:
             self._scale(router, found, monotonic)
 
     def _report(self, key: Key, problem: str) -> None:
@@ -209,12 +205,12 @@ class Autoscaler:
         average = self._averages.setdefault(key, _Average(monotonic, monotonic, dict(sample)))
         average.demand = averaged(average.demand, sample, monotonic - average.updated, cooldown)
         average.updated = monotonic
-        current = spec.allocation
+        current = router.allocation
         if current is None or spec.paused or monotonic - average.since < cooldown:
             return
         if not self._serves_as_allocated(router, current) or self._cooling(current, cooldown):
             return
-        after = moved(current, average.demand, self._now(), spec.load_ratio or 1.0)
+        after = moved(current, average.demand, self._now(), router.load_ratio or 1.0)
         if after is not None:
             log.info("%s/%s: moving a replica: %s, then %s", *key, current.counts, after.counts)
             self._decisions.allocations[key] = after
@@ -223,11 +219,10 @@ class Autoscaler:
     def _serves_as_allocated(self, router: Router, current: Allocation) -> bool:
         """Whether every replica of the allocation is ready, so that both pools serve during and after a move."""
         engines = live_engines(self._observations, router)
-        for pool, count in current.counts.items():
-            found = engines[pool].replicas if pool in engines else None
-            if found is None or not found.settled or found.desired != count:
-                return False
-        return True
+        return all(
+            pool in engines and engines[pool].replicas.settled and engines[pool].replicas.desired == count
+            for pool, count in current.counts.items()
+        )
 
     def _cooling(self, current: Allocation, cooldown: float) -> bool:
         """Whether the last move was less than `cooldown` seconds ago."""
@@ -241,11 +236,11 @@ class Autoscaler:
         key = router.key
         past = self._past.setdefault(key, _Past(now, dict.fromkeys(POOLS, monotonic), monotonic))
         engines = live_engines(self._observations, router)
-        ready = [name for name, engine in engines.items() if engine.replicas and engine.replicas.ready > 0]
-        if ready or len(router.spec.scaled_to_zero) == len(POOLS):
+        ready = [name for name, engine in engines.items() if engine.replicas.ready > 0]
+        if ready or len(router.scaled_to_zero) == len(POOLS):
             past.served_at = monotonic
         overflowing = ready if monotonic - past.served_at < UNSERVED_SECONDS else POOLS
-        for name, pool in router.spec.pools.items():
+        for name, pool in router.pools.items():
             if pool.idle_seconds is None:
                 past.needed_at[name] = monotonic
                 self._decisions.idle.get(key, {}).pop(name, None)
@@ -279,5 +274,5 @@ def _is_scaled(spec: Mapping[str, Any]) -> bool:
     return "gpuBudget" in spec or any(pool.get("autoscaling", {}).get("minReplicas") == 0 for pool in pools)
 
 
-def _scales_to_zero(spec: EffectiveSpec) -> bool:
-    return spec.may_scale_to_zero and not spec.suspend
+def _scales_to_zero(router: Router) -> bool:
+    return router.may_scale_to_zero and not router.spec.suspend

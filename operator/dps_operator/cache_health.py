@@ -1,7 +1,8 @@
 """Observes whether the common prefix cache of a DPSRouter serves its engines, for a condition."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +17,10 @@ ENOUGH_FETCHES: Final = 20.0
 """The fetches that are needed in a pool before their bandwidth is compared with the break-even."""
 FAILED_SHARE: Final = 0.5
 """The storage counts as full or failing if at least this share of the pages could not be written or read."""
+ENOUGH_TOKENS: Final = 10_000.0
+"""Fetchable tokens that have to be observed in a pool before it counts as judged, and before its result changes."""
+SERVED_SHARE: Final = 0.5
+"""Least share of the fetchable tokens that a pool with a working storage fetches, as in DPSPrefixCacheNotServing."""
 
 GIBIBYTE: Final = 1.073741824
 """In GB."""
@@ -42,9 +47,15 @@ class EngineSample:
 
 
 @dataclass(frozen=True)
-class EngineReports:
-    """What is wrong according to the engines of a DPSRouter; nothing, unless they report it."""
+class CacheHealth:
+    """Whether the pools share pages and fetch them, and what is wrong according to gateways and engines."""
 
+    unreachable: str = ""
+    """Why it is unknown whether the pools fetch; empty if the gateways answer."""
+    judged: frozenset[PoolName] = frozenset()
+    """Pools that had enough tokens to fetch."""
+    unserved: frozenset[PoolName] = frozenset()
+    """Those of them that fetched too few."""
     reporting: frozenset[PoolName] = frozenset()
     """Pools of which an engine has reported the pages that it shares, or why it shares none."""
     unshared: Mapping[PoolName, str] = field(default_factory=dict)
@@ -72,9 +83,8 @@ def engine_sample(text: str) -> EngineSample:
             name = sample.name
             if name == "dps_prefix_cache_sharing" and sample.value:
                 sharing.add((sample.labels["pages"], sample.labels["problem"]))
-            elif name == "dps_prefix_cache_pages_total":
-                counters[sample.labels["outcome"]] = sample.value
-            elif key := _COUNTERS.get(name):
+            elif name == "dps_prefix_cache_pages_total" or name in _COUNTERS:
+                key = _COUNTERS.get(name) or sample.labels["outcome"]
                 label, value = _SELECTED.get(key, ("", None))
                 if sample.labels.get(label) == value:
                     counters[key] = counters.get(key, 0.0) + sample.value
@@ -85,50 +95,104 @@ def engine_sample(text: str) -> EngineSample:
     return EngineSample(frozenset(sharing), counters, memory / tokens if tokens else 0.0)
 
 
-Samples = Mapping[PoolName, Mapping[str, EngineSample]]
-"""The engines of each pool that have answered, by their addresses."""
+Counters = Mapping[PoolName, Mapping[str, float]]
+"""The tokens of each pool that were fetchable and fetched since a gateway has started."""
+
+
+def counters(text: str) -> Counters:
+    """The tokens in one gateway's /metrics. Raises ValueError or LookupError."""
+    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "dps_fetchable_tokens_total":
+                found[sample.labels["pool"]]["fetchable"] = sample.value
+            elif sample.name == "dps_prompt_tokens_by_source_total" and sample.labels["source"] == "fetched":
+                found[sample.labels["pool"]]["fetched"] = sample.value
+    return {pool: found[pool] for pool in POOLS}
+
+
 States = frozenset[tuple[str, str]]
 """The pages that processes share, or why they share none."""
 
 
-class EngineTally:
-    """What the engines of one DPSRouter have reported, with weights that decrease over time."""
+class _Sums:
+    """How much the counters of the processes of each pool have grown, with weights that decrease over time."""
 
     def __init__(self) -> None:
-        self.reports = EngineReports()
-        self._sums: dict[PoolName, dict[str, float]] = {pool: {} for pool in POOLS}
-        self._last: dict[str, Mapping[str, float]] = {}
-        self._states: dict[PoolName, States] = {}
-        """What the engines of a pool shared when one of them last answered."""
+        self.pools: dict[PoolName, dict[str, float]] = {pool: {} for pool in POOLS}
+        self._last: dict[tuple[PoolName, str], Mapping[str, float]] = {}
+        """By pool, and by the address of the process."""
         self._updated = 0.0
 
-    def add(self, samples: Samples, now: float) -> None:
-        """Include the engines' counters at a time in seconds. The first counters of an engine are a baseline."""
+    def add(self, pool_counters: Mapping[PoolName, Mapping[str, Mapping[str, float]]], now: float) -> None:
+        """Include the counters of all processes, by their addresses. The first ones of a process are a baseline."""
         weight = 2 ** (-(now - self._updated) / HALF_LIFE_SECONDS)
-        before = self.reports
+        last = {}
+        for pool, processes in pool_counters.items():
+            sums = {name: weight * total for name, total in self.pools[pool].items()}
+            for address, present in processes.items():
+                for name, new in _increase(self._last.get((pool, address)), present).items():
+                    sums[name] = sums.get(name, 0.0) + new
+                last[pool, address] = present
+            self.pools[pool] = sums
+        self._last, self._updated = last, now
+
+
+class Tally:
+    """What the gateways and engines of one DPSRouter have reported."""
+
+    def __init__(self) -> None:
+        self.health = CacheHealth()
+        self._tokens, self._pages = _Sums(), _Sums()
+        self._states: dict[PoolName, States] = {}
+        """What the engines of a pool shared when one of them last answered."""
+
+    def add_gateways(self, found: Mapping[str, Counters], now: float) -> None:
+        """Include the counters of all gateways, by their addresses, at a time in seconds."""
+        by_pool = {pool: {address: one[pool] for address, one in found.items()} for pool in POOLS}
+        self._tokens.add(by_pool, now)
+        judged, unserved = set(self.health.judged), set(self.health.unserved)
+        for pool, sums in self._tokens.pools.items():
+            fetchable = sums.get("fetchable", 0.0)
+            if fetchable >= ENOUGH_TOKENS:
+                judged.add(pool)
+                _judge(unserved, pool, sums.get("fetched", 0.0) < SERVED_SHARE * fetchable)
+        self.health = replace(
+            self.health, unreachable="", judged=frozenset(judged), unserved=frozenset(unserved)
+        )
+
+    def add_engines(self, samples: Mapping[PoolName, Mapping[str, EngineSample]], now: float) -> None:
+        """Include the engines of each pool that have answered, by their addresses, at a time in seconds."""
+        self._pages.add(
+            {
+                pool: {address: sample.counters for address, sample in engines.items()}
+                for pool, engines in samples.items()
+            },
+            now,
+        )
+        before = self.health
         full, failing, slow = set(before.full), set(before.failing), dict(before.slow)
         for pool, engines in samples.items():
-            sums = {name: weight * total for name, total in self._sums[pool].items()}
-            for address, sample in engines.items():
-                for name, new in _increase(self._last.get(address), sample.counters).items():
-                    sums[name] = sums.get(name, 0.0) + new
-            self._sums[pool] = sums
-            _judge(full, pool, _share(sums, ("full",), ("stored", "write_error")))
-            _judge(failing, pool, _failing(sums))
+            sums = self._pages.pools[pool]
+            _judge(full, pool, _mostly(sums, ("full",), ("stored", "write_error")))
+            written = _mostly(sums, ("write_error",), ("stored", "full"))
+            read = _mostly(sums, ("read_error",), ("read",))
+            known = [outcome for outcome in (written, read) if outcome is not None]
+            _judge(failing, pool, any(known) if known else None)
             per_token = max((sample.kv_gigabytes_per_token for sample in engines.values()), default=0.0)
             _judge_bandwidth(slow, pool, sums, per_token)
-        self._last = {
-            address: sample.counters for engines in samples.values() for address, sample in engines.items()
-        }
-        self._updated = now
-        self._states.update({pool: _states(engines) for pool, engines in samples.items() if engines})
-        self.reports = EngineReports(
-            frozenset(pool for pool, states in self._states.items() if states),
-            _problems(self._states),
-            _different(self._states),
-            frozenset(full),
-            frozenset(failing),
-            slow,
+            if engines:
+                self._states[pool] = frozenset(
+                    state for sample in engines.values() for state in sample.sharing
+                )
+        self.health = replace(
+            before,
+            reporting=frozenset(pool for pool, states in self._states.items() if states),
+            unshared=_problems(self._states),
+            different=_different(self._states),
+            full=frozenset(full),
+            failing=frozenset(failing),
+            slow=slow,
         )
 
 
@@ -140,26 +204,19 @@ def _increase(before: Mapping[str, float] | None, present: Mapping[str, float]) 
     return {name: value if restarted else value - before.get(name, 0.0) for name, value in present.items()}
 
 
-def _share(sums: Mapping[str, float], bad: Collection[str], good: Collection[str]) -> float | None:
-    """The share of the pages with bad outcomes; None if there are too few pages."""
+def _mostly(sums: Mapping[str, float], bad: Collection[str], good: Collection[str]) -> bool | None:
+    """Whether most of the pages had bad outcomes; None if there are too few pages."""
     failed = sum(sums.get(outcome, 0.0) for outcome in bad)
     total = failed + sum(sums.get(outcome, 0.0) for outcome in good)
-    return failed / total if total >= ENOUGH_PAGES else None
+    return failed >= FAILED_SHARE * total if total >= ENOUGH_PAGES else None
 
 
-def _failing(sums: Mapping[str, float]) -> float | None:
-    """The larger share of the pages that could not be written, and of those that could not be read."""
-    written = _share(sums, ("write_error",), ("stored", "full"))
-    read = _share(sums, ("read_error",), ("read",))
-    return max((share for share in (written, read) if share is not None), default=None)
-
-
-def _judge(pools: set[PoolName], pool: PoolName, share: float | None) -> None:
+def _judge(pools: set[PoolName], pool: PoolName, failed: bool | None) -> None:
     """Add a pool to those with a problem, or remove it, unless there is too little evidence."""
-    if share is not None:
+    if failed:
+        pools.add(pool)
+    elif failed is not None:
         pools.discard(pool)
-        if share >= FAILED_SHARE:
-            pools.add(pool)
 
 
 def _judge_bandwidth(
@@ -194,77 +251,3 @@ def _different(pools: Mapping[PoolName, States]) -> bool:
     """Whether both pools share pages, but no engine of one pool has the pages of an engine of the other."""
     pages = [{pages for pages, _ in states if pages} for states in pools.values()]
     return len(pages) == len(POOLS) and all(pages) and not set.intersection(*pages)
-
-
-def _states(engines: Mapping[str, EngineSample]) -> States:
-    return frozenset(state for sample in engines.values() for state in sample.sharing)
-
-
-ENOUGH_TOKENS: Final = 10_000.0
-"""Fetchable tokens that have to be observed in a pool before it counts as judged, and before its result changes."""
-SERVED_SHARE: Final = 0.5
-"""Least share of the fetchable tokens that a pool with a working storage fetches, as in DPSPrefixCacheNotServing."""
-
-Counters = Mapping[PoolName, tuple[float, float]]
-"""Fetchable and fetched tokens of each pool since a gateway has started."""
-
-
-@dataclass(frozen=True)
-class CacheHealth:
-    """Whether the pools fetch from the common prefix cache."""
-
-    unreachable: str = ""
-    """Why it is unknown; empty if the gateways answer."""
-    judged: frozenset[PoolName] = frozenset()
-    """Pools that had enough tokens to fetch."""
-    unserved: frozenset[PoolName] = frozenset()
-    """Those of them that fetched too few."""
-    reports: EngineReports = field(default_factory=EngineReports)
-    """What the engines report."""
-
-
-def counters(text: str) -> Counters:
-    """The tokens in one gateway's /metrics. Raises ValueError or LookupError."""
-    fetchable: dict[str, float] = {}
-    fetched: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "dps_fetchable_tokens_total":
-                fetchable[sample.labels["pool"]] = sample.value
-            elif sample.name == "dps_prompt_tokens_by_source_total" and sample.labels["source"] == "fetched":
-                fetched[sample.labels["pool"]] = sample.value
-    return {pool: (fetchable.get(pool, 0.0), fetched.get(pool, 0.0)) for pool in POOLS}
-
-
-@dataclass
-class Tally:
-    """The tokens that the gateways of one DPSRouter have observed, with weights that decrease over time."""
-
-    health: CacheHealth = field(default_factory=CacheHealth)
-    _sums: dict[PoolName, tuple[float, float]] = field(
-        default_factory=lambda: dict.fromkeys(POOLS, (0.0, 0.0))
-    )
-    _last: dict[str, Counters] = field(default_factory=dict)
-    """The last counters of each gateway, by its address."""
-    _updated: float = 0.0
-
-    def add(self, found: Mapping[str, Counters], now: float) -> None:
-        """Include the counters of all gateways at a time in seconds. The first counters of a gateway are a baseline."""
-        weight = 2 ** (-(now - self._updated) / HALF_LIFE_SECONDS)
-        judged, unserved = set(self.health.judged), set(self.health.unserved)
-        for pool in POOLS:
-            fetchable, fetched = (weight * total for total in self._sums[pool])
-            for address, present in found.items():
-                before = self._last.get(address, present)[pool]
-                # Both counters of a gateway that has restarted begin at 0.
-                base = before if present[pool][0] >= before[0] else (0.0, 0.0)
-                fetchable += present[pool][0] - base[0]
-                fetched += max(0.0, present[pool][1] - base[1])
-            self._sums[pool] = fetchable, fetched
-            if fetchable >= ENOUGH_TOKENS:
-                judged.add(pool)
-                unserved.discard(pool)
-                if fetched < SERVED_SHARE * fetchable:
-                    unserved.add(pool)
-        self._last, self._updated = dict(found), now
-        self.health = CacheHealth("", frozenset(judged), frozenset(unserved))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.cache_health import CacheHealth, EngineSample, EngineTally, Tally, counters, engine_sample
+from dps_operator.cache_health import CacheHealth, EngineSample, Tally, counters, engine_sample
 from dps_operator.effective import Decisions, Router, effective_routers
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import MetricsReader, gateway_addresses
@@ -26,12 +26,10 @@ class CacheWatch:
         self._decisions = decisions
         self._metrics = metrics
         self._tallies: dict[Key, Tally] = {}
-        self._engine_tallies: dict[Key, EngineTally] = {}
 
-    def health(self, key: Key) -> CacheHealth | None:
-        """What is known of a DPSRouter's common prefix cache; None if nothing has been observed."""
-        tally = self._tallies.get(key)
-        return tally.health if tally else None
+    def health(self, key: Key) -> CacheHealth:
+        """What is known of a DPSRouter's common prefix cache."""
+        return self._tallies.get(key, Tally()).health
 
     async def run(self, queue: WorkQueue) -> None:
         """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
@@ -43,9 +41,9 @@ class CacheWatch:
     async def once(self, now: float) -> list[Key]:
         """Observe every DPSRouter once, at a time in seconds. Returns those for which the result has changed."""
         routers = effective_routers(self._observations, self._decisions, lambda spec: "prefixCache" in spec)
-        sharing = {key: router for key, router in routers.items() if router.spec.shared_cache is not None}
+        sharing = {key: router for key, router in routers.items() if router.shared_cache is not None}
         for key in self._tallies.keys() - sharing.keys():
-            del self._tallies[key], self._engine_tallies[key]
+            del self._tallies[key]
         before = {key: self.health(key) for key in sharing}
         await asyncio.gather(*(self._observe(router, now) for router in sharing.values()))
         return [key for key in sharing if self.health(key) != before[key]]
@@ -55,12 +53,10 @@ class CacheWatch:
         tally = self._tallies.setdefault(key, Tally())
         try:
             addresses = gateway_addresses(self._observations.pods(key))
-            tally.add(await self._metrics.gateways(addresses, counters), now)
+            tally.add_gateways(await self._metrics.gateways(addresses, counters), now)
         except GatewaysUnreachableError as error:
             tally.health = replace(tally.health, unreachable=str(error))
-        engines = self._engine_tallies.setdefault(key, EngineTally())
-        engines.add({pool: await self._samples(router, pool) for pool in POOLS}, now)
-        tally.health = replace(tally.health, reports=engines.reports)
+        tally.add_engines({pool: await self._samples(router, pool) for pool in POOLS}, now)
 
     async def _samples(self, router: Router, pool: PoolName) -> dict[str, EngineSample]:
         addresses = [
@@ -68,4 +64,4 @@ class CacheWatch:
             for pod in self._observations.pods(router.key)
             if pod.component == pool and pod.ip and not pod.terminating
         ]
-        return await self._metrics.engines(addresses, router.spec.pools[pool].runtime.port, engine_sample)
+        return await self._metrics.engines(addresses, router.pools[pool].runtime.port, engine_sample)

@@ -1,7 +1,7 @@
 """The results of calibrations. This module performs no I/O."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -13,9 +13,11 @@ SHOWN_CHARACTERS: Final = 80
 """The maximum length of an unreadable result in a message; the rest is cut off."""
 
 
-def newest_calibration(pods: Sequence[Pod]) -> Finished | None:
-    """The end of the calibration that finished last; None if none has finished."""
-    return _newest(_finished(pods))
+def newest_calibration(pods: Sequence[Pod], *, successful: bool = False) -> Finished | None:
+    """The end of the calibration that finished last; None if none has finished. successful: leave out failed ones."""
+    ended = [pod.finished for pod in pods if pod.finished is not None]
+    ended = [each for each in ended if not successful or each.exit_code == 0]
+    return max(ended, key=lambda each: each.time, default=None)
 
 
 def recommendation(spec: Spec, pods: Sequence[Pod], status: Mapping[str, Any]) -> RecommendedRouting | None:
@@ -26,7 +28,7 @@ def recommendation(spec: Spec, pods: Sequence[Pod], status: Mapping[str, Any]) -
     if spec.routing.calibration is None:
         return None
     known = _parsed(status.get("routing", {}).get("recommended"))
-    found = _newest(each for each in _finished(pods) if each.exit_code == 0)
+    found = newest_calibration(pods, successful=True)
     if found is None or (known is not None and found.time <= known.time):
         return known
     try:
@@ -60,14 +62,6 @@ def _quoted(text: str) -> str:
     return json.dumps(
         text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…", ensure_ascii=False
     )
-
-
-def _finished(pods: Sequence[Pod]) -> list[Finished]:
-    return [pod.finished for pod in pods if pod.component == "calibration" and pod.finished is not None]
-
-
-def _newest(ended: Iterable[Finished]) -> Finished | None:
-    return max(ended, key=lambda each: each.time, default=None)
 
 
 def _parsed(document: Any) -> RecommendedRouting | None:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import ConditionType
-from dps_operator.build.calibration import DEADLINE_SECONDS
 from dps_operator.build.launch import memory_warning
-from dps_operator.cache_health import CacheHealth, EngineReports
+from dps_operator.cache_health import CacheHealth
 from dps_operator.calibration import ResultError, calibration_result, newest_calibration
 from dps_operator.diagnose import Problem, last_line, most_severe
 from dps_operator.effective import Router
-from dps_operator.errors import SpecError
+from dps_operator.errors import ClusterError, SpecError
 from dps_operator.objects import ChildKey, Component, child_name
 from dps_operator.observe import Child, Pod, Replicas
 
@@ -36,7 +35,7 @@ NOUNS: Mapping[Component, str] = {
 """The components in messages."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StatusInput:
     """The children and pods of a DPSRouter, and the results of reconciling it."""
 
@@ -44,20 +43,20 @@ class StatusInput:
     pods: Sequence[Pod] = ()
     invalid: str = ""
     """Why the spec cannot be applied; empty if it can."""
-    rejected: str = ""
+    rejected: list[str] = field(default_factory=list)
     """Why some of the objects cannot be applied, in contrast to the others; empty if all can."""
     unmonitored: str = ""
     """Why the ServiceMonitor cannot be applied, which does not affect serving; empty if it can."""
-    failing: str = ""
-    """Message of a failed API server call; empty if all calls succeeded."""
+    failure: ClusterError | None = None
+    """The failed API server call, for which the reconcile is retried; None if all calls succeeded."""
     waiting_pool: PoolName | None = None
     """The pool whose rollout waits for the other pool's."""
     kept: Sequence[PoolName] = ()
     """The pools that keep the pod template of another operator release."""
     unmeasured: str | None = None
     """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
-    cache_health: CacheHealth | None = None
-    """Whether the pools fetch from the common prefix cache; None if nothing has been observed."""
+    cache_health: CacheHealth = field(default_factory=CacheHealth)
+    """What is known of the common prefix cache."""
 
     def replicas(self, router: Router, component: Component) -> Replicas | None:
         """The replica counts of a component; None if its Deployment or StatefulSet has not been created."""
@@ -101,8 +100,8 @@ def progressing(router: Router, observed: StatusInput) -> Condition:
     if router.spec.paused:
         message = "spec.paused is true: changes are not applied; set it to false to apply them"
         return Condition("Progressing", "False", "Paused", message)
-    if observed.failing:
-        return Condition("Progressing", "True", "Retrying", observed.failing)
+    if observed.failure is not None:
+        return Condition("Progressing", "True", "Retrying", str(observed.failure))
     if failed := failed_rollouts(router, observed):
         return Condition("Progressing", "False", "ProgressDeadlineExceeded", failed)
     if rollout := _rollout(router, observed):
@@ -136,9 +135,9 @@ def _rollout(router: Router, observed: StatusInput) -> str:
 def _rolled_out(router: Router) -> list[Component]:
     """The components that the operator deploys, in the order in which their rollouts are reported."""
     components: list[Component] = [*POOLS, "gateway"]
-    if router.spec.redis is not None:
+    if router.redis is not None:
         components.append("redis")
-    if router.spec.mooncake_master is not None:
+    if router.mooncake_master is not None:
         components.append("mooncake")
     return components
 
@@ -192,7 +191,7 @@ def _stopped(
     if router.spec.suspend and not router.spec.paused and component in POOLS:
         message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
         return Condition(type, "False", "Suspended", message)
-    if component in router.spec.scaled_to_zero:
+    if component in router.scaled_to_zero:
         message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
         return Condition(type, "False", "ScaledToZero", message)
     if desired == 0:
@@ -203,7 +202,7 @@ def _stopped(
 
 def autoscaling(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the autoscalers work; empty if there are none. Without its metric, an autoscaler changes nothing."""
-    components: list[Component] = [name for name in POOLS if router.spec.pools[name].has_autoscaler]
+    components: list[Component] = [name for name in POOLS if router.pools[name].has_autoscaler]
     if router.spec.gateway.autoscaling is not None:
         components.append("gateway")
     if not components or router.spec.suspend:
@@ -253,8 +252,8 @@ def monitored(router: Router, observed: StatusInput) -> list[Condition]:
 
 def demand_measured(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the demand of the pools is known; empty if they are not scaled by it. Ready does not depend on it."""
-    moves = router.spec.allocation is not None
-    if router.spec.suspend or (not moves and not router.spec.may_scale_to_zero):
+    moves = router.allocation is not None
+    if router.spec.suspend or (not moves and not router.may_scale_to_zero):
         return []
     effect = "replicas move between the pools" if moves else "pools are scaled to or from zero"
     if observed.unmeasured is None:
@@ -263,9 +262,9 @@ def demand_measured(router: Router, observed: StatusInput) -> list[Condition]:
         message = f"no {effect}, because their demand is unknown: {observed.unmeasured}"
         return [Condition("DemandMeasured", "False", "GatewaysUnreachable", message)]
     message = f"{effect} according to their demand"
-    if moves and router.spec.load_ratio is not None:
+    if moves and router.load_ratio is not None:
         message += (
-            f", towards {router.spec.load_ratio:g} times as many requests per speculative replica as per greedy one, "
+            f", towards {router.load_ratio:g} times as many requests per speculative replica as per greedy one, "
             "as the last calibration recommends"
         )
     elif moves:
@@ -284,33 +283,15 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:
         return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
-    if ended := _ended_run(router, observed):
-        message = (
-            f"the last calibration, which began at {ended}, ended without a result: its pod could not start, "
-            f"or needed more than {DEADLINE_SECONDS // 60} minutes"
-        )
-        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", message)]
-    if router.spec.recommended is None:
+    if router.recommended is None:
         message = (
             f"no calibration has finished yet; the schedule is '{calibration.schedule}', in UTC, and kubectl create job"
             f" --from=cronjob/{child_name(router, 'calibration')} NAME starts one now"
         )
         return [Condition("RoutingCalibrated", "Unknown", "NotCalibrated", message)]
     if calibration.apply:
-        return [Condition("RoutingCalibrated", "True", "Applied", router.spec.recommended.verdict)]
-    return [Condition("RoutingCalibrated", "True", "Recommended", router.spec.recommended.verdict)]
-
-
-def _ended_run(router: Router, observed: StatusInput) -> str:
-    """The time of the last scheduled calibration, if it exceeded its time limit and none has succeeded since.
-
-    Otherwise empty. Kubernetes deletes the pod of such a calibration, so only the CronJob shows it.
-    """
-    job = observed.children.get(("CronJob", child_name(router, "calibration")))
-    ended = job.failed_run if job is not None else ""
-    last, recommended = newest_calibration(observed.pods), router.spec.recommended
-    known = [last.time if last is not None else "", recommended.time if recommended is not None else ""]
-    return ended if ended > max(known) else ""
+        return [Condition("RoutingCalibrated", "True", "Applied", router.recommended.verdict)]
+    return [Condition("RoutingCalibrated", "True", "Recommended", router.recommended.verdict)]
 
 
 def _failed_calibration(observed: StatusInput) -> str:
@@ -332,27 +313,27 @@ def _failed_calibration(observed: StatusInput) -> str:
 
 def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the pools can read each other's pages, and do; empty if each engine has its own prefix cache."""
-    if found := router.spec.unshareable:
+    if found := router.unshareable:
         message = f"each engine has its own prefix cache: {found.message}"
         return [Condition("PrefixCacheShared", "False", found.reason, message)]
-    if router.spec.shared_cache is None:
+    if router.shared_cache is None:
         return []
-    shared = _shared((observed.cache_health or CacheHealth()).reports)
-    return [shared, _master_not_ready(router, observed) or _serving(observed.cache_health)]
+    health = observed.cache_health
+    return [_shared(health), _master_not_ready(router, observed) or _serving(health)]
 
 
-def _shared(reports: EngineReports) -> Condition:
+def _shared(health: CacheHealth) -> Condition:
     """Whether the pools share pages, given that they can according to the spec."""
-    for pool, problem in reports.unshared.items():
+    for pool, problem in health.unshared.items():
         message = f"an engine of the {pool} pool shares no pages: {problem}"
         return Condition("PrefixCacheShared", "False", "EngineNotSharing", message)
-    if reports.different:
+    if health.different:
         message = (
             "each pool stores pages that the other one cannot read; compare the log lines with 'dps prefix cache: "
             "shared' of both pools"
         )
         return Condition("PrefixCacheShared", "False", "GeometryDiffers", message)
-    if silent := [pool for pool in POOLS if pool not in reports.reporting]:
+    if silent := [pool for pool in POOLS if pool not in health.reporting]:
         message = f"{_pools(silent)} have not reported whether they share pages"
         return Condition("PrefixCacheShared", "Unknown", "NotReported", message)
     message = "the engines of both pools can read each other's pages"
@@ -361,7 +342,7 @@ def _shared(reports: EngineReports) -> Condition:
 
 def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None:
     """The condition while the Mooncake master that the operator deploys is not ready; None otherwise."""
-    if router.spec.mooncake_master is None:
+    if router.mooncake_master is None:
         return None
     replicas = observed.replicas(router, "mooncake")
     if replicas is not None and replicas.ready > 0:
@@ -371,21 +352,19 @@ def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None
     return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
 
 
-def _serving(health: CacheHealth | None) -> Condition:
+def _serving(health: CacheHealth) -> Condition:
     """Whether the storage of the common prefix cache serves the pages that it should contain."""
-    health = health or CacheHealth()
-    reports = health.reports
-    if reports.full:
-        message = f"{_pools(reports.full)} cannot store most of their pages, because the storage has too little space"
+    if health.full:
+        message = f"{_pools(health.full)} cannot store most of their pages, because the storage has too little space"
         return Condition("PrefixCacheServing", "False", "StorageFull", message)
-    if reports.failing:
+    if health.failing:
         message = (
-            f"{_pools(reports.failing)} cannot write or read most of their pages; see the outcomes of "
+            f"{_pools(health.failing)} cannot write or read most of their pages; see the outcomes of "
             "dps_prefix_cache_pages_total in their metrics"
         )
         return Condition("PrefixCacheServing", "False", "StorageFailing", message)
-    if reports.slow:
-        found = " and ".join(f"the {pool} pool ({text})" for pool, text in reports.slow.items())
+    if health.slow:
+        found = " and ".join(f"the {pool} pool ({text})" for pool, text in health.slow.items())
         message = f"fetching tokens takes longer than computing them in {found}"
         return Condition("PrefixCacheServing", "False", "StorageSlow", message)
     if health.unreachable:
@@ -409,10 +388,10 @@ def _pools(names: Collection[PoolName]) -> str:
 def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
     valid = spec_valid(
-        observed.invalid, observed.rejected, "" if observed.invalid else _memory_warning(router)
+        observed.invalid, "; ".join(observed.rejected), "" if observed.invalid else _memory_warning(router)
     )
     components = component_conditions(router, observed)
-    idle = {f"{pool.capitalize()}PoolReady" for pool in router.spec.scaled_to_zero}
+    idle = {f"{pool.capitalize()}PoolReady" for pool in router.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
     features = [
         *autoscaling(router, observed),
@@ -426,7 +405,7 @@ def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     if failed := failed_rollouts(router, observed):
         warnings.insert(0, failed)
     return [
-        _ready(required, router.spec.scaled_to_zero, warnings),
+        _ready(required, router.scaled_to_zero, warnings),
         progressing(router, observed),
         valid,
         *components,

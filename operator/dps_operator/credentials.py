@@ -7,8 +7,6 @@ with 300 DPSRouters, calls took longer than the API server allows.
 
 import base64
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from dps_operator.api import API_VERSION, KIND
 from dps_operator.build.gateway import ADMIN_TOKEN_KEY
@@ -28,16 +26,6 @@ from dps_operator.objects import (
 )
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """What the Secret contains for one DPSRouter."""
-
-    revisions: Mapping[Component, str]
-    """A digest of each component's values."""
-    unneeded: Collection[str]
-    """The names of the values of components that the spec no longer has."""
-
-
 def _entries(key: Key, component: Component, random: str) -> dict[str, str]:
     """The entries of a component, as in the field `data` of a Secret: the gateways' admin token, or Redis's password.
 
@@ -53,39 +41,6 @@ def _entries(key: Key, component: Component, random: str) -> dict[str, str]:
     }
 
 
-def _own_keys(key: Key) -> set[str]:
-    return {*_entries(key, "gateway", ""), *_entries(key, "redis", "")}
-
-
-def _empty_secret(namespace: str) -> Manifest:
-    """The Secret before a DPSRouter contributes to it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": CREDENTIALS,
-            "namespace": namespace,
-            "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/part-of": "dps-router"},
-        },
-        "type": "Opaque",
-    }
-
-
-def _contribution(router: Router, data: Mapping[str, str | None]) -> Manifest:
-    """The strategic merge patch with the values of one DPSRouter. A value that is None is removed.
-
-    Each DPSRouter is an owner, so the Secret is garbage-collected with the last one. None of them controls it.
-    """
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": router.name,
-        "uid": router.uid,
-        "blockOwnerDeletion": True,
-    }
-    return {"metadata": {"ownerReferences": [owner]}, "data": dict(data)}
-
-
 async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
     try:
         return await cluster.get(SECRET, namespace, CREDENTIALS)
@@ -93,12 +48,13 @@ async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
         return None
 
 
-async def ensure_credentials(cluster: Cluster, router: Router) -> Credentials:
-    """Create the missing values of a DPSRouter. Values that it no longer needs are kept, see `drop_unused`.
+async def ensure_credentials(cluster: Cluster, router: Router) -> str:
+    """Create the missing values of a DPSRouter. Returns a digest of those of a managed Redis; empty without one.
 
-    Raises RejectedError if the Secret was not created by the operator, or ClusterError.
+    Values that it no longer needs are kept until it is deleted. Each DPSRouter is an owner of the Secret, which is
+    garbage-collected with the last one. None of them controls it. Raises RejectedError if the Secret was not created by
+    the operator, or ClusterError.
     """
-    key = router.key
     live = await _live(cluster, router.namespace)
     metadata = live["metadata"] if live else {}
     if live and metadata.get("labels", {}).get("app.kubernetes.io/managed-by") != MANAGED_BY:
@@ -107,33 +63,36 @@ async def ensure_credentials(cluster: Cluster, router: Router) -> Credentials:
         )
     known = live.get("data", {}) if live else {}
     wanted: dict[Component, dict[str, str]] = {}
-    needed: list[Component] = ["gateway", "redis"] if router.spec.redis is not None else ["gateway"]
+    needed: list[Component] = ["gateway", "redis"] if router.redis is not None else ["gateway"]
     for component in needed:
-        values = _entries(key, component, secrets.token_urlsafe(32))
+        values = _entries(router.key, component, secrets.token_urlsafe(32))
         complete = all(name in known for name in values)
         wanted[component] = {name: known[name] for name in values} if complete else values
     data = {name: value for values in wanted.values() for name, value in values.items()}
     owned = router.uid in {owner["uid"] for owner in metadata.get("ownerReferences", [])}
     if not owned or not data.items() <= known.items():
         if live is None:
-            await cluster.apply(_empty_secret(router.namespace))
-        await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, _contribution(router, data))
-    revisions = {component: digest(values) for component, values in wanted.items()}
-    return Credentials(revisions, (_own_keys(key) & known.keys()) - data.keys())
-
-
-async def drop_unused(cluster: Cluster, router: Router, names: Collection[str]) -> None:
-    """Remove values that no component of a DPSRouter needs, and that no pod refers to. Raises ClusterError."""
-    if names:
-        change = _contribution(router, dict.fromkeys(names))
+            labels = {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/part-of": "dps-router"}
+            empty = {"name": CREDENTIALS, "namespace": router.namespace, "labels": labels}
+            await cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": empty, "type": "Opaque"})
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": router.name,
+            "uid": router.uid,
+            "blockOwnerDeletion": True,
+        }
+        change = {"metadata": {"ownerReferences": [owner]}, "data": data}
         await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, change)
+    return digest(wanted["redis"]) if "redis" in wanted else ""
 
 
 async def forget_router(cluster: Cluster, key: Key) -> None:
     """Remove the values of a deleted DPSRouter. If it is the last one, the Secret is garbage-collected."""
     live = await _live(cluster, key[0])
     names = set(live.get("data", {})) if live else set()
-    if live is None or names <= _own_keys(key) or not names & _own_keys(key):
+    own = {*_entries(key, "gateway", ""), *_entries(key, "redis", "")}
+    if live is None or names <= own or not names & own:
         return
     owners = live["metadata"].get("ownerReferences", [])
     change = {
@@ -144,7 +103,7 @@ async def forget_router(cluster: Cluster, key: Key) -> None:
                 {"$patch": "delete", "uid": owner["uid"]} for owner in owners if owner["name"] == key[1]
             ],
         },
-        "data": dict.fromkeys(names & _own_keys(key)),
+        "data": dict.fromkeys(names & own),
     }
     try:
         await cluster.strategic_merge(SECRET, key[0], CREDENTIALS, change)

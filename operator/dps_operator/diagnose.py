@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest
+from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest, condition
 
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CONFIG_FAILURES = {"CreateContainerConfigError"}
@@ -48,21 +48,18 @@ def last_line(text: str) -> str:
 
 def _unscheduled(pod: Manifest, engine: bool) -> Problem | None:
     name = pod["metadata"]["name"]
-    for condition in pod.get("status", {}).get("conditions", []):
-        if condition["type"] != "PodScheduled" or condition["status"] != "False":
-            continue
-        # The scheduler appends the result of preemption after the first sentence.
-        explanation = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
-        if re.search("persistent ?volume", explanation, re.IGNORECASE):
-            advice = "check the storage class and its provisioner"
-            return Problem(
-                "WaitingForVolume", f"pod {name} is waiting for its volume: {explanation}; {advice}"
-            )
-        if engine:
-            advice = "add a node that spec.nodePool selects and that has a free GPU, or change spec.nodePool"
-            return Problem("WaitingForGPU", f"pod {name} is waiting for a node: {explanation}; {advice}")
-        return Problem("Unschedulable", f"pod {name} is waiting for a node: {explanation}")
-    return None
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False":
+        return None
+    # The scheduler appends the result of preemption after the first sentence.
+    explanation = scheduled.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
+    if re.search("persistent ?volume", explanation, re.IGNORECASE):
+        advice = "check the storage class and its provisioner"
+        return Problem("WaitingForVolume", f"pod {name} is waiting for its volume: {explanation}; {advice}")
+    if engine:
+        advice = "add a node that spec.nodePool selects and that has a free GPU, or change spec.nodePool"
+        return Problem("WaitingForGPU", f"pod {name} is waiting for a node: {explanation}; {advice}")
+    return Problem("Unschedulable", f"pod {name} is waiting for a node: {explanation}")
 
 
 def _not_started(name: str, container: str, explanation: str) -> Problem:
@@ -104,8 +101,8 @@ def awaiting_volumes(pod: Manifest) -> bool:
     PodReadyToStartContainers; older versions do so only after they have pulled the images.
     """
     status = pod.get("status", {})
-    conditions = {(condition["type"], condition["status"]) for condition in status.get("conditions", [])}
-    if conditions & {("PodScheduled", "False"), ("PodReadyToStartContainers", "True")}:
+    unscheduled = condition(pod, "PodScheduled").get("status") == "False"
+    if unscheduled or condition(pod, "PodReadyToStartContainers").get("status") == "True":
         return False
     containers = [
         container
@@ -162,5 +159,4 @@ def problem(pod: Manifest, component: str) -> Problem | None:
 
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod's Ready condition is True."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+    return bool(condition(pod, "Ready").get("status") == "True")

@@ -1,6 +1,6 @@
 """The effective spec: what a DPSRouter is at present, from its spec, its recorded status and what is observed.
 
-`effective_spec` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
+`resolved_router` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
 combined. Builders and conditions read only its result, which nothing changes afterwards. This module performs no I/O.
 """
 
@@ -18,7 +18,7 @@ from dps_engines.runtime import EngineRuntime
 from dps_operator import api
 from dps_operator.calibration import recommendation
 from dps_operator.errors import SpecError
-from dps_operator.objects import MODELS, Key, Manifest, Owner, engine_key
+from dps_operator.objects import MODELS, Key, Manifest, Owner, child_name
 from dps_operator.observe import Child, Observations, Pod
 
 STARTUP_PROBE_PERIOD: Final = 10
@@ -54,9 +54,11 @@ class Allocation:
 
 @dataclass(frozen=True)
 class EffectivePool:
-    """One pool of engines. Fields without a description are those of the spec."""
+    """One pool of engines."""
 
     name: PoolName
+    spec: api.PoolSpec
+    """The pool's part of the spec, with the strategy that applies. What follows takes precedence over it."""
     engine: api.Engine
     """`spec.engine` with the pool's own runtime, image and version, and with the version that the engines keep."""
     runtime: EngineRuntime
@@ -65,19 +67,10 @@ class EffectivePool:
     """Whether the pool has another runtime, image or version than `spec.engine`."""
     speculation: api.Speculation | None
     """None for the greedy pool."""
-    args: Sequence[str]
-    env: Sequence[api.EnvVar]
-    resources: api.Resources
-    pod_template: api.PodTemplate
-    template_fields: Mapping[str, Any]
-    """The pool's fields of the spec on which its pod template depends, as JSON and without defaults."""
-    scaling: Literal["Managed", "External"]
-    autoscaling: api.PoolAutoscaling | None
     replicas: int | None
     """What the Deployment requests; None if another controller determines it."""
     min_replicas: int
     """The minimum number of replicas while the pool serves; 1 for a pool that is scaled externally."""
-    strategy: api.PoolStrategy
     scaled_to_zero: bool
     """Whether the pool is idle, and the operator has stopped its engines."""
 
@@ -89,7 +82,7 @@ class EffectivePool:
     @property
     def load_seconds(self) -> int:
         """Seconds that an engine may take to load: the runtime's, unless podTemplate has other numbers."""
-        containers = (self.pod_template.spec or {}).get("containers") or []
+        containers = (self.spec.pod_template.spec or {}).get("containers") or []
         engine: dict[str, Any] = next((one for one in containers if one.get("name") == "engine"), {})
         probe, usual = engine.get("startupProbe") or {}, self.runtime.load_seconds
         period = probe.get("periodSeconds", STARTUP_PROBE_PERIOD)
@@ -100,51 +93,51 @@ class EffectivePool:
     @property
     def has_autoscaler(self) -> bool:
         """Whether a HorizontalPodAutoscaler scales the pool. A pool of at most one replica needs none."""
-        scaling = self.autoscaling
+        scaling = self.spec.autoscaling
         return scaling is not None and (scaling.min_replicas > 0 or scaling.max_replicas > 1)
 
     @property
     def idle_seconds(self) -> int | None:
         """The time without a request after which the pool is scaled to zero; None if it never is."""
-        scaling = self.autoscaling
+        scaling = self.spec.autoscaling
         return scaling.idle_seconds if scaling is not None and scaling.min_replicas == 0 else None
 
     @property
     def all_args(self) -> list[str]:
         """The additional arguments of the engines: those of `spec.engine`, then the pool's."""
-        return [*self.engine.args, *self.args]
+        return [*self.engine.args, *self.spec.args]
 
     @property
     def all_env(self) -> list[api.EnvVar]:
         """The environment variables of the spec: those of `spec.engine`, then the pool's, which override them."""
-        return [*self.engine.env, *self.env]
+        return [*self.engine.env, *self.spec.env]
 
     @property
     def draft_source(self) -> api.ModelSource | None:
         """The source of the draft model; None if there is none, or if it is on the Hub."""
         return self.speculation.draft_source if self.speculation else None
 
+    @property
+    def template_fields(self) -> dict[str, Any]:
+        """The pool's fields of the spec on which its pod template depends, as JSON and without defaults."""
+        return self.spec.model_dump(mode="json", exclude_defaults=True, exclude=set(RESOLVED))
+
 
 @dataclass(frozen=True)
-class EffectiveSpec:
-    """What is to be deployed. Fields without a description are those of the spec."""
+class Router(Owner):
+    """A DPSRouter with a valid spec, and what is to be deployed for it."""
 
-    model: api.ServedModel
-    engine: api.Engine
-    node_pool: api.NodePool
-    placement: Literal["SeparateGPUs", "SharedGPU"]
+    generation: int
+    spec: api.Spec
+    """With the version that the engines keep, and with the policy and the threshold of the last calibration if they are
+    to be applied. What follows takes precedence over its pools, its prefix cache and its managed Redis."""
     pools: Mapping[PoolName, EffectivePool]
-    gpu_budget: api.GPUBudget | None
-    gateway: api.Gateway
     gateway_replicas: int
     """The number of gateways, or the minimum if an autoscaler determines it."""
-    routing: api.Routing
-    """With the policy and the threshold of the last calibration, if they are to be applied."""
     recommended: api.RecommendedRouting | None
     """The result of the last calibration that has found one; None without calibrations."""
     load_ratio: float | None
     """The calibrated ratio of the pools' loads that the GPU budget keeps; None if they are kept equal."""
-    session_store: api.SessionStore
     redis: api.ManagedStore | None
     """The managed Redis; None if the store is external."""
     unshareable: Unshareable | None
@@ -155,10 +148,6 @@ class EffectiveSpec:
     """The Mooncake master that the operator deploys; None if there is none, or if the engines share no pages."""
     allocation: Allocation | None
     """How the pools share the GPU budget; None without one."""
-    telemetry: api.Telemetry
-    network_policy: api.NetworkPolicy | None
-    suspend: bool
-    paused: bool
 
     @property
     def speculation(self) -> api.Speculation:
@@ -170,7 +159,7 @@ class EffectiveSpec:
     @property
     def tokenizer_source(self) -> api.ModelSource | None:
         """The source that contains the gateway's tokenizer; None if it is on the Hub or the cache volume."""
-        return self.model.source if self.model.tokenizer is None else None
+        return self.spec.model.source if self.spec.model.tokenizer is None else None
 
     @property
     def scaled_to_zero(self) -> list[PoolName]:
@@ -181,14 +170,6 @@ class EffectiveSpec:
     def may_scale_to_zero(self) -> bool:
         """Whether a pool is scaled to zero while it is idle."""
         return any(pool.idle_seconds is not None for pool in self.pools.values())
-
-
-@dataclass(frozen=True)
-class Router(Owner):
-    """A DPSRouter with a valid spec."""
-
-    generation: int
-    spec: EffectiveSpec
 
 
 @dataclass(frozen=True)
@@ -225,7 +206,7 @@ class Decisions:
 def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
     """The live Deployments of the engines of a DPSRouter, by pool."""
     children = observations.children(owner.key)
-    found = {pool: children.get(engine_key(owner.name, pool)) for pool in POOLS}
+    found = {pool: children.get(("Deployment", child_name(owner, pool))) for pool in POOLS}
     return {
         pool: child for pool, child in found.items() if child is not None and child.owner_uid == owner.uid
     }
@@ -241,8 +222,8 @@ def effective_router(body: Manifest, observations: Observations, decisions: Deci
         decisions.allocations.get(owner.key),
         decisions.idle.get(owner.key, {}),
     )
-    spec = effective_spec(api.parse(body["spec"]), body["status"], observed)
-    return Router(owner.namespace, owner.name, owner.uid, metadata.get("generation", 1), spec)
+    generation = metadata.get("generation", 1)
+    return resolved_router(owner, generation, api.parse(body["spec"]), body["status"], observed)
 
 
 def effective_routers(
@@ -260,8 +241,10 @@ def effective_routers(
     return found
 
 
-def effective_spec(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> EffectiveSpec:
-    """The effective spec. status: the recorded one. Raises SpecError if the spec is invalid."""
+def resolved_router(
+    owner: Owner, generation: int, spec: api.Spec, status: Mapping[str, Any], observed: Observed
+) -> Router:
+    """A DPSRouter with its effective spec. status: the recorded one. Raises SpecError if the spec is invalid."""
     engine = _with_version(
         spec.engine,
         [child for name, child in observed.engines.items() if not _has_own_engine(_declared(spec, name))],
@@ -278,28 +261,21 @@ def effective_spec(spec: api.Spec, status: Mapping[str, Any], observed: Observed
         master = shared.mooncake.master or api.MooncakeMaster()
     store, gateway = spec.session_store, spec.gateway
     gateways = gateway.autoscaling.min_replicas if gateway.autoscaling else gateway.replicas
-    return EffectiveSpec(
-        model=spec.model,
-        engine=engine,
-        node_pool=spec.node_pool,
-        placement=spec.placement,
+    return Router(
+        owner.namespace,
+        owner.name,
+        owner.uid,
+        generation,
+        spec.model_copy(update={"engine": engine, "routing": _routing(spec.routing, to_apply)}),
         pools=pools,
-        gpu_budget=spec.gpu_budget,
-        allocation=allocation,
-        load_ratio=_load_ratio(to_apply, allocation),
-        gateway=gateway,
         gateway_replicas=gateways or api.DEFAULT_GATEWAY_REPLICAS,
-        routing=_routing(spec.routing, to_apply),
         recommended=recommendation(spec, observed.pods, status),
-        session_store=store,
+        load_ratio=_load_ratio(to_apply, allocation),
         redis=None if store.url_secret_ref is not None else store.managed or api.ManagedStore(),
         unshareable=unshareable,
         shared_cache=shared,
         mooncake_master=master,
-        telemetry=spec.telemetry,
-        network_policy=spec.network_policy,
-        suspend=spec.suspend,
-        paused=spec.paused,
+        allocation=allocation,
     )
 
 
@@ -320,33 +296,26 @@ def _pool(
         change = {"runtime": pool.runtime or engine.runtime, "image": pool.image, "version": pool.version}
         engine = _with_version(engine.model_copy(update=change), [live] if live else [])
     runtime = RUNTIMES[engine.runtime]
-    scaling, replicas, strategy = pool.autoscaling, pool.replicas, pool.strategy
+    scaling, replicas = pool.autoscaling, pool.replicas
     if allocation is not None:
         replicas = _replicas_allowed_now(allocation, observed)[name]
-    if strategy == api.PoolStrategy() and (allocation is not None or spec.placement == "SharedGPU"):
-        strategy = WITHIN_CAPACITY
+    if pool.strategy == api.PoolStrategy() and (allocation is not None or spec.placement == "SharedGPU"):
+        pool = pool.model_copy(update={"strategy": WITHIN_CAPACITY})
     scaled_to_zero = False
     if scaling is not None and scaling.min_replicas == 0 and not spec.suspend:
         # A restart of the operator does not change the replicas of a pool.
-        stopped = live is not None and live.replicas is not None and live.replicas.desired == 0
+        stopped = live is not None and live.replicas.desired == 0
         scaled_to_zero = observed.idle.get(name, stopped)
     result = EffectivePool(
         name=name,
+        spec=pool,
         engine=engine,
         runtime=runtime,
         version=runtime.version(engine.image, engine.version),
         own_engine=own,
         speculation=pool.speculation if isinstance(pool, api.SpeculativePoolSpec) else None,
-        args=pool.args,
-        env=pool.env,
-        resources=pool.resources,
-        pod_template=pool.pod_template,
-        template_fields=pool.model_dump(mode="json", exclude_defaults=True, exclude=set(RESOLVED)),
-        scaling=pool.scaling,
-        autoscaling=scaling,
         replicas=replicas or 1,
         min_replicas=(scaling.min_replicas if scaling else replicas) or 1,
-        strategy=strategy,
         scaled_to_zero=scaled_to_zero,
     )
     if spec.suspend or scaled_to_zero:
@@ -395,7 +364,7 @@ def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[Po
     result = {}
     for pool, other in (POOLS, POOLS[::-1]):
         engine = observed.engines.get(pool)
-        desired = engine.replicas.desired if engine and engine.replicas else 0
+        desired = engine.replicas.desired if engine else 0
         result[pool] = min(counts[pool], max(desired, total - pods[other], 1))
     return result
 

@@ -4,7 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Protocol, Self
+from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -24,9 +25,9 @@ from dps_operator.objects import MANAGED_BY, ROUTER, Kind, Manifest, kind_of
 REQUESTS = Counter("dps_operator_api_requests_total", "API server requests", ["verb", "kind", "code"])
 SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of API server requests", ["verb"])
 
-APPLY = {"Content-Type": "application/apply-patch+yaml"}
-MERGE = {"Content-Type": "application/merge-patch+json"}
-STRATEGIC_MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+STRATEGIC_MERGE = "application/strategic-merge-patch+json"
 PAGE_OBJECTS = 500
 """Objects per page of a listing."""
 RETRY_DELAYS = (0.1, 0.3, 0.9)
@@ -35,43 +36,6 @@ MAX_RETRY_DELAY = 5.0
 """Upper bound of a delay that the server requests by Retry-After, in seconds."""
 REPAIR = "dps-operator-repair"
 """Field manager of merge patches, separate from the one of server-side apply."""
-
-
-class Cluster(Protocol):
-    """The API server calls that reconciling needs. Every method may raise ClusterError."""
-
-    async def apply(self, manifest: Manifest, *, manager: str = MANAGED_BY) -> Manifest:
-        """Server-side apply with force; returns the resulting object."""
-
-    async def apply_status(self, namespace: str, name: str, status: Manifest) -> Manifest:
-        """Server-side apply of a DPSRouter's status."""
-
-    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        """One object. Raises NotFoundError if it does not exist."""
-
-    def pages(
-        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
-    ) -> AsyncIterator[list[Manifest]]:
-        """All objects that match the label selector and the field selector, in one namespace or in all.
-
-        The pages have a bounded size.
-        """
-
-    async def create(self, manifest: Manifest) -> Manifest:
-        """Create an object. Raises AlreadyExistsError if its name is taken."""
-
-    async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
-        """Merge patch: replaces lists entirely, including items of other field managers."""
-
-    async def strategic_merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
-        """Strategic merge patch: merges lists with a key, and removes fields that are None.
-
-        Raises NotFoundError if the object does not exist, and ClusterError with status 409 if it has another UID than
-        `change`.
-        """
-
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete an object and its dependents; a no-op if it is gone or has been replaced (UID precondition)."""
 
 
 def error_from(status: int, reason: str, body: Any, retry_after: str | None = None) -> ClusterError:
@@ -102,29 +66,24 @@ def error_from(status: int, reason: str, body: Any, retry_after: str | None = No
     return ClusterError(message, status, wait)
 
 
-class KubernetesCluster:
-    """Implements Cluster with kubernetes.aio."""
+class Cluster:
+    """The API server calls that reconciling needs. Those that are public may raise ClusterError."""
 
     def __init__(self, api: client.ApiClient, seconds: float) -> None:
         self._api = api
         self._seconds = seconds
 
     @classmethod
-    async def connect(cls, seconds: float) -> "KubernetesCluster":
+    @asynccontextmanager
+    async def connect(cls, seconds: float) -> AsyncIterator["Cluster"]:
         """Connect with the pod's service account or the kubeconfig. `seconds` is the timeout of each call."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
-        return cls(client.ApiClient(configuration), seconds)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close all connections."""
-        await self._api.close()
+        async with client.ApiClient(configuration) as api:
+            yield cls(api, seconds)
 
     async def _call(
         self,
@@ -133,36 +92,30 @@ class KubernetesCluster:
         path: str,
         query: dict[str, str] | None = None,
         body: Any = None,
-        headers: dict[str, str] | None = None,
+        patch: str = "",
     ) -> Manifest:
-        """One call, retried after transient errors.
+        """One call, retried after transient errors. patch: the content type of a patch.
 
         A retry is safe: a repeated create fails with AlreadyExistsError, and all other calls are idempotent.
 
         Retrying the call rather than the reconcile matters under load, because one reconcile makes many calls.
         """
+        headers = {"Accept": "application/json"} | ({"Content-Type": patch} if patch else {})
         for pause in RETRY_DELAYS:
             try:
-                return await self._call_once(method, kind, path, query, body, headers)
+                return await self._call_once(method, kind, path, query or {}, body, headers)
             except TimedOutError:
                 raise
             except ClusterError as error:
                 if not error.transient:
                     raise
                 await asyncio.sleep(min(error.retry_after or pause, MAX_RETRY_DELAY))
-        return await self._call_once(method, kind, path, query, body, headers)
+        return await self._call_once(method, kind, path, query or {}, body, headers)
 
     async def _call_once(
-        self,
-        method: str,
-        kind: Kind,
-        path: str,
-        query: dict[str, str] | None,
-        body: Any,
-        headers: dict[str, str] | None,
+        self, method: str, kind: Kind, path: str, query: dict[str, str], body: Any, headers: dict[str, str]
     ) -> Manifest:
-        sent = {"Accept": "application/json", **(headers or {})}
-        parameters = list((query or {}).items())
+        sent, parameters = dict(headers), list(query.items())
         await self._api.update_params_for_auth(sent, parameters, ["BearerToken"])
         started, code = time.monotonic(), "none"
         try:
@@ -191,29 +144,33 @@ class KubernetesCluster:
             REQUESTS.labels(method, kind.name, code).inc()
             SECONDS.labels(method).observe(time.monotonic() - started)
 
-    async def apply(self, manifest: Manifest, *, manager: str = MANAGED_BY) -> Manifest:
+    async def apply(
+        self, manifest: Manifest, *, manager: str = MANAGED_BY, subresource: str = ""
+    ) -> Manifest:
+        """Server-side apply with force; returns the resulting object."""
         kind, metadata = kind_of(manifest), manifest["metadata"]
-        query = {"fieldManager": manager, "force": "true"}
-        path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._call("PATCH", kind, path, query, manifest, APPLY)
+        path = kind.path(metadata["namespace"], metadata["name"]) + subresource
+        return await self._call(
+            "PATCH", kind, path, {"fieldManager": manager, "force": "true"}, manifest, APPLY
+        )
 
     async def apply_status(self, namespace: str, name: str, status: Manifest) -> Manifest:
-        body = {
-            "apiVersion": ROUTER.api_version,
-            "kind": ROUTER.name,
-            "metadata": {"name": name, "namespace": namespace},
-            "status": status,
-        }
-        query = {"fieldManager": MANAGED_BY, "force": "true"}
-        path = ROUTER.path(namespace, name) + "/status"
-        return await self._call("PATCH", ROUTER, path, query, body, APPLY)
+        """Server-side apply of a DPSRouter's status."""
+        metadata = {"name": name, "namespace": namespace}
+        body = {"apiVersion": ROUTER.api_version, "kind": ROUTER.name, "metadata": metadata, "status": status}
+        return await self.apply(body, subresource="/status")
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        """One object. Raises NotFoundError if it does not exist."""
         return await self._call("GET", kind, kind.path(namespace, name))
 
     async def pages(
         self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[list[Manifest]]:
+        """All objects that match the label selector and the field selector, in one namespace or in all.
+
+        The pages have a bounded size.
+        """
         query = {"limit": str(PAGE_OBJECTS)} | ({"labelSelector": selector} if selector else {})
         query |= {"fieldSelector": fields} if fields else {}
         while True:
@@ -225,18 +182,26 @@ class KubernetesCluster:
             query["continue"] = token
 
     async def create(self, manifest: Manifest) -> Manifest:
+        """Create an object. Raises AlreadyExistsError if its name is taken."""
         kind = kind_of(manifest)
         path = kind.path(manifest["metadata"]["namespace"])
         return await self._call("POST", kind, path, {"fieldManager": MANAGED_BY}, manifest)
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        """Merge patch: replaces lists entirely, including items of other field managers."""
         await self._call("PATCH", kind, kind.path(namespace, name), {"fieldManager": REPAIR}, change, MERGE)
 
     async def strategic_merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        """Strategic merge patch: merges lists with a key, and removes fields that are None.
+
+        Raises NotFoundError if the object does not exist, and ClusterError with status 409 if it has another UID than
+        `change`.
+        """
         query = {"fieldManager": MANAGED_BY}
         await self._call("PATCH", kind, kind.path(namespace, name), query, change, STRATEGIC_MERGE)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete an object and its dependents; a no-op if it is gone or has been replaced (UID precondition)."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", kind, kind.path(namespace, name), body=body)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -35,28 +36,48 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class Lease:
-    """One replica's view of the Lease. identity: unique for each process."""
+class Leadership:
+    """Whether this replica reconciles: while it holds the Lease, or always if there is no Lease."""
 
-    def __init__(self, cluster: Cluster, namespace: str, name: str, identity: str) -> None:
+    def __init__(self, cluster: Cluster, lease: str, identity: str | None = None) -> None:
+        """lease: NAMESPACE/NAME; empty for none. identity: of the process, which must be unique."""
         self._cluster = cluster
-        self._namespace = namespace
-        self._name = name
-        self._identity = identity
+        self._namespace, _, self._name = lease.partition("/")
+        self._identity = identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._seen = ("", 0.0)
         """Resource version of the Lease, and the monotonic time at which it was first seen."""
+        self.leading = asyncio.Event()
+        """Set once this replica reconciles."""
 
-    async def acquire(self) -> None:
-        """Wait until this replica holds the Lease."""
+    async def run(self) -> None:
+        """Lead, after acquiring the Lease if there is one.
+
+        Raises LeadershipLostError when this replica must stop reconciling.
+        """
+        if not self._name:
+            self.leading.set()
+            return
         LEADER.set(0)
+        await self._retried("acquiring", lambda: self.try_acquire(time.monotonic()))
+        LEADER.set(1)
+        log.info("%s holds the Lease %s/%s", self._identity, self._namespace, self._name)
+        self.leading.set()
         while True:
             try:
-                if await self.try_acquire(time.monotonic()):
-                    LEADER.set(1)
-                    log.info("%s holds the Lease %s/%s", self._identity, self._namespace, self._name)
+                async with asyncio.timeout(RENEW_DEADLINE_SECONDS):
+                    await asyncio.sleep(RENEW_SECONDS)
+                    await self._retried("renewing", self.renew)
+            except TimeoutError:
+                raise LeadershipLostError("the Lease could not be renewed in time") from None
+
+    async def _retried(self, purpose: str, attempt: Callable[[], Awaitable[bool]]) -> None:
+        """Repeat a call until it succeeds."""
+        while True:
+            try:
+                if await attempt():
                     return
             except ClusterError as error:
-                log.warning("acquiring the Lease failed: %s", error)
+                log.warning("%s the Lease failed: %s", purpose, error)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def try_acquire(self, monotonic: float) -> bool:
@@ -69,7 +90,14 @@ class Lease:
             live = await self._cluster.get(LEASE, self._namespace, self._name)
         except NotFoundError:
             try:
-                await self._cluster.create(self._manifest())
+                await self._cluster.create(
+                    {
+                        "apiVersion": LEASE.api_version,
+                        "kind": LEASE.name,
+                        "metadata": {"namespace": self._namespace, "name": self._name},
+                        "spec": self._held() | {"acquireTime": _now(), "leaseTransitions": 0},
+                    }
+                )
             except AlreadyExistsError:
                 return False
             return True
@@ -82,25 +110,6 @@ class Lease:
         taken = {"acquireTime": _now(), "leaseTransitions": spec.get("leaseTransitions", 0) + 1}
         return await self._write(version, self._held() | taken)
 
-    async def hold(self) -> None:
-        """Renew the Lease. Raises LeadershipLostError when it cannot be renewed, or another replica holds it."""
-        while True:
-            try:
-                async with asyncio.timeout(RENEW_DEADLINE_SECONDS):
-                    await asyncio.sleep(RENEW_SECONDS)
-                    await self._renewed()
-            except TimeoutError:
-                raise LeadershipLostError("the Lease could not be renewed in time") from None
-
-    async def _renewed(self) -> None:
-        while True:
-            try:
-                if await self.renew():
-                    return
-            except ClusterError as error:
-                log.warning("renewing the Lease failed: %s", error)
-            await asyncio.sleep(RETRY_SECONDS)
-
     async def renew(self) -> bool:
         """Renew the Lease once. Returns False after a conflict. Raises LeadershipLostError and ClusterError."""
         live = await self._cluster.get(LEASE, self._namespace, self._name)
@@ -110,7 +119,9 @@ class Lease:
         return await self._write(live["metadata"]["resourceVersion"], self._held())
 
     async def release(self) -> None:
-        """Give the Lease up at shutdown, so that another replica takes over immediately."""
+        """Give up the Lease at shutdown, if this replica holds one, so that another takes over immediately."""
+        if not self._name or not self.leading.is_set():
+            return
         try:
             live = await self._cluster.get(LEASE, self._namespace, self._name)
             if live["spec"].get("holderIdentity") == self._identity:
@@ -135,44 +146,3 @@ class Lease:
             "leaseDurationSeconds": DURATION_SECONDS,
             "renewTime": _now(),
         }
-
-    def _manifest(self) -> Manifest:
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.name,
-            "metadata": {"namespace": self._namespace, "name": self._name},
-            "spec": self._held() | {"acquireTime": _now(), "leaseTransitions": 0},
-        }
-
-
-class Leadership:
-    """Whether this replica reconciles: while it holds the Lease, or always if there is no Lease."""
-
-    def __init__(self, lease: Lease | None) -> None:
-        self._lease = lease
-        self.leading = asyncio.Event()
-        """Set once this replica reconciles."""
-
-    @classmethod
-    def of(cls, cluster: Cluster, name: str) -> "Leadership":
-        """The leadership of a new process. name: NAMESPACE/NAME of the Lease; empty for none."""
-        if not name:
-            return cls(None)
-        namespace, _, name = name.partition("/")
-        return cls(Lease(cluster, namespace, name, f"{socket.gethostname()}-{secrets.token_hex(4)}"))
-
-    async def run(self) -> None:
-        """Lead, after acquiring the Lease if there is one.
-
-        Raises LeadershipLostError when this replica must stop reconciling.
-        """
-        if self._lease is not None:
-            await self._lease.acquire()
-        self.leading.set()
-        if self._lease is not None:
-            await self._lease.hold()
-
-    async def release(self) -> None:
-        """Give the Lease up at shutdown, if this replica holds one."""
-        if self._lease is not None and self.leading.is_set():
-            await self._lease.release()

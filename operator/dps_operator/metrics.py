@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 
@@ -32,23 +32,11 @@ def gateway_addresses(pods: list[Pod]) -> list[str]:
     ]
 
 
-class MetricsReader(Protocol):
-    """Reads the metrics of gateways and engines.
+class MetricsReader:
+    """Reads the metrics of gateways and engines. gateway_port: the admin port of gateways.
 
     `parse` reads Prometheus's text format; it raises ValueError or LookupError if it cannot.
     """
-
-    async def gateways(self, addresses: list[str], parse: Callable[[str], Found]) -> dict[str, Found]:
-        """What `parse` finds in the metrics of each gateway, by address. Raises GatewaysUnreachableError."""
-
-    async def engines(
-        self, addresses: Sequence[str], port: int, parse: Callable[[str], Found]
-    ) -> dict[str, Found]:
-        """What `parse` finds in the metrics of the engines that answer, by address."""
-
-
-class PodMetrics:
-    """Implements MetricsReader over HTTP. gateway_port: the admin port of gateways."""
 
     def __init__(self, session: aiohttp.ClientSession, gateway_port: int = ADMIN_PORT) -> None:
         self._session = session
@@ -56,7 +44,7 @@ class PodMetrics:
         self._places = asyncio.Semaphore(ENGINES_AT_ONCE)
 
     async def gateways(self, addresses: list[str], parse: Callable[[str], Found]) -> dict[str, Found]:
-        """See MetricsReader."""
+        """What `parse` finds in the metrics of each gateway, by address. Raises GatewaysUnreachableError."""
         if not addresses:
             raise GatewaysUnreachableError("no gateway is ready")
         try:
@@ -81,7 +69,10 @@ class PodMetrics:
     async def engines(
         self, addresses: Sequence[str], port: int, parse: Callable[[str], Found]
     ) -> dict[str, Found]:
-        """See MetricsReader. Engines that load a model, or cannot be reached or understood, are left out."""
+        """What `parse` finds in the metrics of the engines that answer, by address.
+
+        Engines that load a model, or cannot be reached or understood, are left out.
+        """
         found = await asyncio.gather(*(self._engine(address, port, parse) for address in addresses))
         return {address: one for address, one in zip(addresses, found, strict=True) if one is not None}
 

@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dps_engines.pools import PoolName
 from dps_operator.api import API_VERSION, KIND, PLURAL
 
 Manifest = dict[str, Any]
@@ -70,11 +69,6 @@ def child_name(router: Owner, component: Component) -> str:
     return f"{router.name}-{component}"
 
 
-def engine_key(router_name: str, pool: PoolName) -> ChildKey:
-    """Kind and name of a pool's Deployment, by which observed children are found."""
-    return "Deployment", f"{router_name}-{pool}"
-
-
 def selector(router: Owner, component: Component) -> dict[str, str]:
     """The labels that select a component's pods. They are immutable in a Deployment, so they contain only names."""
     return {
@@ -128,6 +122,17 @@ def child_manifest(
 def credential_entry(router_name: str, component: Component, name: str) -> str:
     """The key of a value in the Secret CREDENTIALS."""
     return f"{router_name}-{component}.{name}"
+
+
+def condition(body: Manifest, type: str) -> Manifest:
+    """A condition of an object; empty if it has none of this type."""
+    found = body.get("status", {}).get("conditions", [])
+    return next((each for each in found if each["type"] == type), {})
+
+
+def given(**fields: Any) -> Manifest:
+    """An object with these fields, except those that are None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def digest(value: Any) -> str:

@@ -17,6 +17,7 @@ from dps_operator.objects import (
     ChildKey,
     Key,
     Manifest,
+    condition,
     digest,
 )
 
@@ -42,6 +43,10 @@ class Replicas:
     """Why the rollout has exceeded its progress deadline; empty if it has not."""
 
 
+NO_REPLICAS = Replicas(0, 0, 0, settled=False, updated=False, failure="", stalled="")
+"""Those of the other kinds, and of a workload that does not exist."""
+
+
 @dataclass(frozen=True)
 class Child:
     """A child object of a DPSRouter."""
@@ -58,15 +63,13 @@ class Child:
     """Digest of the fields that the operator owns. It changes when another field manager takes over a field."""
     owns_replicas: bool
     template_hash: str
-    replicas: Replicas | None
+    replicas: Replicas
     spec_hash: str = ""
     """Digest of the fields of the spec for which the pod template was generated; only set for engines."""
     engine: str = ""
     """Runtime and version of a pool's engines."""
     image: str = ""
     """Image of a Deployment's first container."""
-    failed_run: str = ""
-    """The time (RFC 3339, UTC) of a CronJob's last scheduled run, if it has ended without success; otherwise empty."""
     scaling_failure: str | None = None
     """Why a HorizontalPodAutoscaler does not determine the number of replicas.
 
@@ -83,9 +86,9 @@ class Finished:
 
     exit_code: int
     message: str
-    """The termination message: the result, or after a failure the end of the log."""
+    """The termination message: the result, or after a failure the end of the log or why the kubelet ended the pod."""
     time: str
-    """When it ended (RFC 3339, UTC)."""
+    """When it ended (RFC 3339, UTC), or began if no container has run."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,6 @@ def router_key(body: Manifest) -> Key:
     return metadata["namespace"], metadata.get("labels", {}).get(ROUTER_LABEL, "")
 
 
-def _owner(metadata: Manifest) -> Manifest:
-    owners: list[Manifest] = metadata.get("ownerReferences", [])
-    return next((owner for owner in owners if owner.get("controller")), {})
-
-
 def _owned_fields(metadata: Manifest) -> dict[str, Any]:
     entries = [
         entry.get("fieldsV1", {})
@@ -130,46 +128,34 @@ def _owned_fields(metadata: Manifest) -> dict[str, Any]:
     return entries[0] if entries else {}
 
 
-def _replicas(body: Manifest) -> Replicas | None:
+def _replicas(body: Manifest) -> Replicas:
     if body["kind"] not in ("Deployment", "StatefulSet"):
-        return None
+        return NO_REPLICAS
     status = body.get("status", {})
     desired = body["spec"].get("replicas", 1)
     existing, ready = status.get("replicas", 0), status.get("availableReplicas", 0)
     observed = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0)
-    failures = [
-        condition.get("message", "pods cannot be created")
-        for condition in status.get("conditions", [])
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
-    ]
-    stalled = [
-        condition.get("message", "the progress deadline was exceeded")
-        for condition in status.get("conditions", [])
-        if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
-    ]
+    failure, progress = condition(body, "ReplicaFailure"), condition(body, "Progressing")
+    failed, stalled = failure.get("status") == "True", progress.get("reason") == "ProgressDeadlineExceeded"
     return Replicas(
         desired=desired,
         existing=existing,
         ready=ready,
         settled=observed and existing == ready == status.get("updatedReplicas", 0) == desired,
         updated=observed and existing == status.get("updatedReplicas", 0),
-        failure=failures[0] if failures else "",
-        stalled=stalled[0] if stalled else "",
+        failure=failure.get("message", "pods cannot be created") if failed else "",
+        stalled=progress.get("message", "the progress deadline was exceeded") if stalled else "",
     )
 
 
 def _scaling_failure(body: Manifest) -> str | None:
-    conditions = body.get("status", {}).get("conditions", [])
-    if body["kind"] != "HorizontalPodAutoscaler" or not conditions:
+    if body["kind"] != "HorizontalPodAutoscaler" or not body.get("status", {}).get("conditions"):
         return None
-    failures = [
-        condition.get("message", condition["type"])
-        for condition in conditions
-        if condition["type"] in ("ScalingActive", "AbleToScale")
-        and condition["status"] == "False"
-        and condition.get("reason") != "ScalingDisabled"
-    ]
-    return failures[0] if failures else ""
+    for type in ("AbleToScale", "ScalingActive"):
+        found = condition(body, type)
+        if found.get("status") == "False" and found.get("reason") != "ScalingDisabled":
+            return str(found.get("message", type))
+    return ""
 
 
 def _route_failure(body: Manifest) -> str | None:
@@ -177,36 +163,24 @@ def _route_failure(body: Manifest) -> str | None:
         return None
     generation = body["metadata"].get("generation", 0)
     conditions = [
-        condition
+        each
         for parent in body.get("status", {}).get("parents", [])
-        for condition in parent.get("conditions", [])
-        if condition["type"] in ("Accepted", "ResolvedRefs")
-        and condition.get("observedGeneration", generation) >= generation
+        for each in parent.get("conditions", [])
+        if each["type"] in ("Accepted", "ResolvedRefs")
+        and each.get("observedGeneration", generation) >= generation
     ]
-    failures = [
-        condition.get("message") or condition["reason"]
-        for condition in conditions
-        if condition["status"] == "False"
-    ]
+    failures = [each.get("message") or each["reason"] for each in conditions if each["status"] == "False"]
     if failures:
         return str(failures[0])
-    accepted = [condition for condition in conditions if condition["type"] == "Accepted"]
+    accepted = [each for each in conditions if each["type"] == "Accepted"]
     return "" if len(accepted) >= len(body["spec"].get("parentRefs", [])) else None
-
-
-def _failed_run(body: Manifest) -> str:
-    """See Child.failed_run. The times of one CronJob can be compared as text."""
-    status = body.get("status", {})
-    if body["kind"] != "CronJob" or status.get("active"):
-        return ""
-    scheduled: str = status.get("lastScheduleTime") or ""
-    return scheduled if scheduled > (status.get("lastSuccessfulTime") or "") else ""
 
 
 def observed_child(body: Manifest) -> Child:
     """The cached fields of a child."""
     metadata = body["metadata"]
-    owner = _owner(metadata)
+    owners: list[Manifest] = metadata.get("ownerReferences", [])
+    owner = next((one for one in owners if one.get("controller")), {})
     ours = owner.get("kind") == ROUTER.name and owner.get("apiVersion") == ROUTER.api_version
     fields, annotations = _owned_fields(metadata), metadata.get("annotations", {})
     containers = body["spec"]["template"]["spec"]["containers"] if body["kind"] == "Deployment" else [{}]
@@ -224,17 +198,19 @@ def observed_child(body: Manifest) -> Child:
         spec_hash=annotations.get(SPEC_HASH, ""),
         engine=annotations.get(ENGINE, ""),
         image=containers[0].get("image", ""),
-        failed_run=_failed_run(body),
         scaling_failure=_scaling_failure(body),
         route_failure=_route_failure(body),
     )
 
 
 def _finished(body: Manifest) -> Finished | None:
-    for container in body.get("status", {}).get("containerStatuses", []):
+    status = body.get("status", {})
+    for container in status.get("containerStatuses", []):
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
-            return Finished(ended["exitCode"], ended.get("message", ""), ended.get("finishedAt") or "")
+            message = status.get("message") or ended.get("message", "")
+            time = ended.get("finishedAt") or body["metadata"].get("creationTimestamp", "")
+            return Finished(ended["exitCode"], message, time)
     return None
 
 

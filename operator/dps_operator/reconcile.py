@@ -1,16 +1,15 @@
 """Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from prometheus_client import Gauge
 
-from dps_engines.pools import POOLS, PoolName
+from dps_engines.pools import POOLS
 from dps_operator.apply import Applier
 from dps_operator.build import children
 from dps_operator.cache_health import CacheHealth
 from dps_operator.conditions import StatusInput
-from dps_operator.credentials import drop_unused, ensure_credentials, forget_router
+from dps_operator.credentials import ensure_credentials, forget_router
 from dps_operator.effective import Decisions, Router, effective_router, live_engines
 from dps_operator.errors import (
     AlreadyExistsError,
@@ -46,18 +45,6 @@ RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 """Annotations of a Deployment that describe its pod template."""
 
 
-@dataclass
-class _Outcome:
-    """Results of a reconcile that the status reports."""
-
-    invalid: str = ""
-    rejected: list[str] = field(default_factory=list)
-    unmonitored: str = ""
-    failure: ClusterError | None = None
-    waiting_pool: PoolName | None = None
-    kept: Sequence[PoolName] = ()
-
-
 class Reconciler:
     """Reconciles DPSRouters from the cached observations. Level-based: the result does not depend on earlier events."""
 
@@ -68,7 +55,7 @@ class Reconciler:
         settings: Settings,
         now: Callable[[], str],
         decisions: Decisions | None = None,
-        cache_health: Callable[[Key], CacheHealth | None] = lambda _: None,
+        cache_health: Callable[[Key], CacheHealth] = lambda _: CacheHealth(),
     ) -> None:
         self._cluster = cluster
         self._observations = observations
@@ -93,25 +80,15 @@ class Reconciler:
             generation = metadata.get("generation", 1)
             await self._update_status(key, invalid_spec_status(str(error), before, generation, self._now()))
             return
-        outcome = self._check(router) if router.spec.paused else await self._converge(router)
+        found = StatusInput()
+        await self._converge(router, found)
         for name, engine in live_engines(self._observations, router).items():
-            if engine.replicas is not None:
-                REPLICAS.labels(*key, name).set(engine.replicas.desired)
-        found = StatusInput(
-            children=self._observations.children(key),
-            pods=self._observations.pods(key),
-            invalid=outcome.invalid,
-            rejected="; ".join(outcome.rejected),
-            unmonitored=outcome.unmonitored,
-            failing=str(outcome.failure or ""),
-            waiting_pool=outcome.waiting_pool,
-            kept=outcome.kept,
-            unmeasured=self._decisions.unmeasured.get(key),
-            cache_health=self._cache_health(key),
-        )
+            REPLICAS.labels(*key, name).set(engine.replicas.desired)
+        found.children, found.pods = self._observations.children(key), self._observations.pods(key)
+        found.unmeasured, found.cache_health = self._decisions.unmeasured.get(key), self._cache_health(key)
         await self._update_status(key, build_status(router, found, before, self._now()))
-        if outcome.failure is not None:
-            raise outcome.failure
+        if found.failure is not None:
+            raise found.failure
 
     async def _forget(self, key: Key) -> None:
         """Remove what is known of a deleted DPSRouter. Its children are garbage-collected."""
@@ -124,41 +101,35 @@ class Reconciler:
             REPLICAS.remove(*key, pool)
         await forget_router(self._cluster, key)
 
-    def _check(self, router: Router) -> _Outcome:
-        """The outcome for a paused DPSRouter: nothing is applied, but an invalid spec is reported."""
-        try:
-            children(router, self._settings, "")
-        except SpecError as error:
-            return _Outcome(invalid=str(error))
-        return _Outcome()
+    async def _converge(self, router: Router, outcome: StatusInput) -> None:
+        """Apply the desired children and delete the others.
 
-    async def _converge(self, router: Router) -> _Outcome:
-        """Apply the desired children and delete the others."""
-        outcome = _Outcome()
+        Nothing is applied for a paused DPSRouter, but an invalid spec is reported.
+        """
+        paused = router.spec.paused
         try:
-            credentials = await ensure_credentials(self._cluster, router)
-            desired = children(router, self._settings, credentials.revisions.get("redis", ""))
+            store_revision = "" if paused else await ensure_credentials(self._cluster, router)
+            desired = children(router, self._settings, store_revision)
         except (SpecError, RejectedError) as error:
             outcome.invalid = str(error)
-            return outcome
+            return
         except ClusterError as error:
             outcome.failure = error
-            return outcome
+            return
+        if paused:
+            return
         engines = live_engines(self._observations, router)
-        outcome.kept = kept_pools(router.spec, desired, engines)
+        outcome.kept = kept_pools(router, desired, engines)
         outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
         try:
             for manifest in desired:
                 await self._apply(router, manifest, outcome)
-            await self._remove(router, desired, credentials.unneeded, outcome)
+            await self._remove(router, desired, outcome)
         except ClusterError as error:
             outcome.failure = error
-        return outcome
 
-    async def _remove(
-        self, router: Router, desired: Sequence[Manifest], unneeded: Collection[str], outcome: _Outcome
-    ) -> None:
-        """Delete the children that are no longer desired, and their credentials. Raises ClusterError.
+    async def _remove(self, router: Router, desired: Sequence[Manifest], outcome: StatusInput) -> None:
+        """Delete the children that are no longer desired. Raises ClusterError.
 
         Pods of an older template serve until they have been replaced, and may have to be restarted. So what they use is
         deleted only after that, and a rollout that cannot succeed can be reverted. A Deployment does not count pods
@@ -176,10 +147,8 @@ class Reconciler:
             and not draining
         )
         await self._applier.prune(router, desired, () if finished else still_used(router, desired))
-        if finished:
-            await drop_unused(self._cluster, router, unneeded)
 
-    async def _apply(self, router: Router, manifest: Manifest, outcome: _Outcome) -> None:
+    async def _apply(self, router: Router, manifest: Manifest, outcome: StatusInput) -> None:
         """Apply one child. An error that concerns only this child is recorded in the outcome.
 
         Raises ClusterError if it is transient, because the calls for the other children would fail as well.

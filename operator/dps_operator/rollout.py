@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import REVISIONS
-from dps_operator.effective import EffectiveSpec, Router
+from dps_operator.effective import Router
 from dps_operator.objects import (
     COMPONENT_LABEL,
     SPEC_HASH,
@@ -18,7 +18,7 @@ from dps_operator.objects import (
     Manifest,
     child_name,
 )
-from dps_operator.observe import Child
+from dps_operator.observe import NO_REPLICAS, Child
 
 USED_BY_PODS: Final[Sequence[Component]] = ("redis", "models", "engine-cache", "mooncake")
 """Components that engines or gateways of the present template may use, and whose objects may contain data."""
@@ -36,35 +36,33 @@ def pool_on_hold(
     other, so that a corrected spec can be rolled out to both, unless the rollout would make the only pool that serves
     unavailable. Missing or unready replicas alone do not block a rollout.
     """
-    engines = {
-        manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest
-        for manifest in desired
-        if TEMPLATE_HASH in manifest["metadata"].get("annotations", {})
-    }
+    engines = _engines(desired)
     hashes = {pool: manifest["metadata"]["annotations"][TEMPLATE_HASH] for pool, manifest in engines.items()}
     changing = [
         pool
         for pool in POOLS
         if pool in observed and pool not in kept and observed[pool].template_hash != hashes.get(pool)
     ]
+    replicas = {pool: observed[pool].replicas if pool in observed else NO_REPLICAS for pool in POOLS}
     for pool in reversed(changing):
         other = other_pool(pool)
-        if not _serves(observed[pool]):
+        if not replicas[pool].ready:
             continue
-        if not _serves(observed.get(other)):
-            if _expected(observed.get(other)) and _interrupts(engines.get(pool, {})):
+        if not replicas[other].ready:
+            if replicas[other].desired and _interrupts(engines.get(pool, {})):
                 return pool
             continue
         other_first = other in changing and POOLS.index(other) < POOLS.index(pool)
-        if other_first or not _updated(observed.get(other)):
+        if other_first or not replicas[other].updated:
             return pool
     return None
 
 
 def rolled_out(desired: Sequence[Manifest], observed: Mapping[ChildKey, Child]) -> bool:
     """Whether no pod of an older template remains in any of the desired Deployments."""
-    deployments = [manifest for manifest in desired if manifest["kind"] == "Deployment"]
-    return all(_updated(observed.get((one["kind"], one["metadata"]["name"]))) for one in deployments)
+    names = [manifest["metadata"]["name"] for manifest in desired if manifest["kind"] == "Deployment"]
+    found = [observed.get(("Deployment", name)) for name in names]
+    return all(one is not None and one.replicas.updated for one in found)
 
 
 def still_used(router: Router, desired: Sequence[Manifest]) -> set[str]:
@@ -77,12 +75,13 @@ def still_used(router: Router, desired: Sequence[Manifest]) -> set[str]:
     return {child_name(router, component) for component in USED_BY_PODS} - names
 
 
-def _serves(child: Child | None) -> bool:
-    return child is not None and child.replicas is not None and child.replicas.ready > 0
-
-
-def _expected(child: Child | None) -> bool:
-    return child is not None and child.replicas is not None and child.replicas.desired > 0
+def _engines(desired: Sequence[Manifest]) -> dict[str, Manifest]:
+    """The Deployments of the engines among the desired objects, by pool."""
+    return {
+        manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest
+        for manifest in desired
+        if TEMPLATE_HASH in manifest["metadata"].get("annotations", {})
+    }
 
 
 def _interrupts(deployment: Manifest) -> bool:
@@ -92,30 +91,19 @@ def _interrupts(deployment: Manifest) -> bool:
     return strategy.get("type") == "Recreate" or unavailable not in (0, "0%")
 
 
-def _updated(child: Child | None) -> bool:
-    return child is not None and child.replicas is not None and child.replicas.updated
-
-
-def kept_pools(
-    spec: EffectiveSpec, desired: Sequence[Manifest], observed: Mapping[str, Child]
-) -> list[PoolName]:
+def kept_pools(router: Router, desired: Sequence[Manifest], observed: Mapping[str, Child]) -> list[PoolName]:
     """The pools that keep their pod template although the operator generates another one for the same spec.
 
     A pool without ready replicas keeps nothing, because a change interrupts no request and may repair it.
     """
-    if spec.engine.upgrade_policy == "Automatic":
+    if router.spec.engine.upgrade_policy == "Automatic":
         return []
-    annotations: dict[str, Mapping[str, str]] = {
-        manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest["metadata"]["annotations"]
-        for manifest in desired
-        if SPEC_HASH in manifest["metadata"].get("annotations", {})
-    }
+    annotations = {pool: one["metadata"]["annotations"] for pool, one in _engines(desired).items()}
     return [
         pool
         for pool in POOLS
         if pool in observed
-        and (replicas := observed[pool].replicas) is not None
-        and replicas.ready > 0
+        and observed[pool].replicas.ready > 0
         and observed[pool].spec_hash == annotations[pool][SPEC_HASH]
         and observed[pool].template_hash != annotations[pool][TEMPLATE_HASH]
     ]
@@ -125,7 +113,8 @@ def history(
     engine: Child | None, before: Sequence[Mapping[str, Any]], generation: int, now: str
 ) -> list[Mapping[str, Any]]:
     """A pool's revisions, newest first. before: the previous list. now: the time in RFC 3339."""
-    if engine is None or not engine.template_hash or _is_newest(engine, before):
+    known = before[0]["revision"] if before else ""
+    if engine is None or engine.template_hash in ("", known):
         return list(before)
     newest = {
         "revision": engine.template_hash,
@@ -135,7 +124,3 @@ def history(
         "time": now,
     }
     return [newest, *before][:REVISIONS]
-
-
-def _is_newest(engine: Child, before: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(before) and before[0]["revision"] == engine.template_hash

@@ -2,90 +2,74 @@
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+
+def _option(default: Any, text: str) -> Any:
+    """A setting that an option of the command line changes, with its help text.
+
+    The name of the option is that of the field; an option for one of several values has it in the singular.
+    DPS_OPERATOR_<FIELD> in the environment sets the default, in which commas separate several values.
+    """
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
 class Settings:
     """Default images and timing. Times are in seconds."""
 
-    gateway_image: str = "dps-router/gateway:0.1.0"
-    redis_image: str = "redis:7.4-alpine"
-    plugin_image: str = "dps-router/operator:0.1.0"
-    """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
-    lab_image: str = "dps-router/lab:0.1.0"
-    """Image of calibrations."""
-    loader_image: str = "rclone/rclone:1.75.1"
-    """Image of rclone, which downloads models from buckets."""
-    pull_secrets: tuple[str, ...] = ()
-    """Pull secrets of all pods of DPSRouters. A pull secret that does not exist in a namespace is ignored there."""
-    namespaces: tuple[str, ...] = ()
-    """Watched namespaces; empty for all namespaces."""
-    lease: str = ""
-    """Lease of the replica that reconciles, as NAMESPACE/NAME; empty if there is one replica."""
-    workers: int = 8
-    """DPSRouters reconciled concurrently."""
-    resync_seconds: float = 600.0
-    """Interval of full listings, which recover events that a watch has missed."""
+    namespaces: tuple[str, ...] = _option((), "namespace to watch; repeatable (default: all namespaces)")
+    gateway_image: str = _option(
+        "dps-router/gateway:0.1.0", "gateway image of DPSRouters without spec.gateway.image"
+    )
+    redis_image: str = _option("redis:7.4-alpine", "image of managed Redis servers")
+    plugin_image: str = _option(
+        "dps-router/operator:0.1.0",
+        "image with the SGLang plugin of the common prefix cache, the operator's own",
+    )
+    lab_image: str = _option("dps-router/lab:0.1.0", "image of calibrations")
+    loader_image: str = _option(
+        "rclone/rclone:1.75.1", "image of rclone, which downloads models from buckets"
+    )
+    lease: str = _option("", "Lease of the replica that reconciles, as NAMESPACE/NAME, if there are several")
+    pull_secrets: tuple[str, ...] = _option(
+        (), "pull secret of all pods of DPSRouters, in their namespaces; repeatable (default: none)"
+    )
+    """A pull secret that does not exist in a namespace is ignored there."""
+    workers: int = _option(8, "DPSRouters reconciled concurrently")
+    resync_seconds: float = _option(600.0, "seconds between full listings of all watched objects")
+    """The listings recover events that a watch has missed."""
+    health_port: int = _option(8080, "port of /healthz, /readyz and /metrics")
+    verbose: bool = False
+    """Whether to log debug messages."""
     request_timeout: float = 30
     """Timeout of one API server request."""
     stuck_after: float = 300
     """The liveness probe fails if a reconcile runs, or a listing is overdue, for longer than this."""
-    health_port: int = 8080
 
 
-OPTIONS: dict[str, tuple[str, str]] = {
-    "namespaces": ("--namespace", "namespace to watch; repeatable (default: all namespaces)"),
-    "gateway_image": ("--gateway-image", "gateway image of DPSRouters without spec.gateway.image"),
-    "redis_image": ("--redis-image", "image of managed Redis servers"),
-    "plugin_image": (
-        "--plugin-image",
-        "image with the SGLang plugin of the common prefix cache, the operator's own",
-    ),
-    "lab_image": ("--lab-image", "image of calibrations"),
-    "loader_image": ("--loader-image", "image of rclone, which downloads models from buckets"),
-    "lease": ("--lease", "Lease of the replica that reconciles, as NAMESPACE/NAME, if there are several"),
-    "pull_secrets": (
-        "--pull-secret",
-        "pull secret of all pods of DPSRouters, in their namespaces; repeatable (default: none)",
-    ),
-    "workers": ("--workers", "DPSRouters reconciled concurrently"),
-    "resync_seconds": ("--resync-seconds", "seconds between full listings of all watched objects"),
-    "health_port": ("--health-port", "port of /healthz, /readyz and /metrics"),
-}
-"""The option and its help text for each setting that can be changed.
-
-DPS_OPERATOR_<SETTING> in the environment sets the default, in which commas separate several names."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The parsed command line."""
-
-    settings: Settings
-    verbose: bool
-    """Whether to log debug messages."""
-
-
-def parse_options(arguments: list[str]) -> Options:
+def parse_options(arguments: list[str]) -> Settings:
     """Parse the command line, with defaults from the environment."""
     parser = argparse.ArgumentParser(prog="dps operator", description="Reconcile DPSRouter resources.")
-    for name, (option, text) in OPTIONS.items():
-        default = getattr(Settings, name)
+    for setting in fields(Settings):
+        if "help" not in setting.metadata:
+            continue
+        name, default, text = setting.name, setting.default, setting.metadata["help"]
+        option = f"--{name.replace('_', '-')}"
         found = os.environ.get(f"DPS_OPERATOR_{name.upper()}")
-        keywords: dict[str, Any] = {"dest": name, "help": text}
         if isinstance(default, tuple):
             names = [each for each in (found or "").split(",") if each]
-            parser.add_argument(option, action="append", default=names, **keywords)
+            parser.add_argument(
+                option.removesuffix("s"), action="append", default=names, dest=name, help=text
+            )
         else:
-            keywords["help"] += " (default: %(default)s)"
-            value = default if found is None else type(default)(found)
-            parser.add_argument(option, type=type(default), default=value, **keywords)
+            kind: Any = type(default)
+            value = default if found is None else kind(found)
+            parser.add_argument(option, type=kind, default=value, help=f"{text} (default: %(default)s)")
     parser.add_argument(
         "--verbose", action="store_true", help="log debug messages, including every event that is handled"
     )
-    values = vars(parser.parse_args(arguments))
-    verbose = values.pop("verbose")
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Options(Settings(**values | lists), verbose)
+    parsed = vars(parser.parse_args(arguments)).items()
+    values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
+    return Settings(**values)

@@ -1,7 +1,7 @@
 """The status of a DPSRouter, and the Events that report changes of its conditions. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from dps_engines.pools import POOLS, PoolName
@@ -9,7 +9,7 @@ from dps_operator.api import to_wire
 from dps_operator.build.network import base_url
 from dps_operator.conditions import Condition, StatusInput, conditions, spec_valid
 from dps_operator.effective import Router
-from dps_operator.objects import MANAGED_BY, ROUTER, Manifest, child_name, digest, engine_key, selector
+from dps_operator.objects import MANAGED_BY, ROUTER, Manifest, child_name, digest, selector
 from dps_operator.observe import Replicas
 from dps_operator.rollout import history
 
@@ -25,9 +25,9 @@ def build_status(router: Router, observed: StatusInput, before: Mapping[str, Any
         "pools": {pool: _pool_status(router, observed, pool, before, now) for pool in POOLS},
         "gateway": {**_counts(observed.replicas(router, "gateway")), "selector": labels},
     }
-    if router.spec.allocation is not None:
-        rule = "EqualLoad" if router.spec.load_ratio is None else "Calibrated"
-        result["gpuBudget"] = {**router.spec.allocation.to_status(), "rule": rule}
+    if router.allocation is not None:
+        rule = "EqualLoad" if router.load_ratio is None else "Calibrated"
+        result["gpuBudget"] = {**router.allocation.to_status(), "rule": rule}
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}
@@ -35,8 +35,8 @@ def build_status(router: Router, observed: StatusInput, before: Mapping[str, Any
         result["routing"] = {"policy": routing.policy}
         if routing.threshold_tokens is not None:
             result["routing"]["thresholdTokens"] = routing.threshold_tokens
-        if router.spec.recommended is not None:
-            result["routing"]["recommended"] = to_wire(router.spec.recommended)
+        if router.recommended is not None:
+            result["routing"]["recommended"] = to_wire(router.recommended)
     return result
 
 
@@ -57,16 +57,8 @@ def _with_times(
     for condition in found:
         old = previous.get(condition.type, {})
         same = old.get("status") == condition.status
-        result.append(
-            {
-                "type": condition.type,
-                "status": condition.status,
-                "reason": condition.reason,
-                "message": condition.message,
-                "observedGeneration": generation,
-                "lastTransitionTime": old["lastTransitionTime"] if same else now,
-            }
-        )
+        time = old["lastTransitionTime"] if same else now
+        result.append({**asdict(condition), "observedGeneration": generation, "lastTransitionTime": time})
     return result
 
 
@@ -80,13 +72,13 @@ def _pool_status(
 ) -> dict[str, Any]:
     """The status of a pool."""
     result = _counts(observed.replicas(router, pool))
-    if router.spec.pools[pool].scaling == "External":
+    if router.pools[pool].spec.scaling == "External":
         result["scaling"] = "External"
     past = before.get("pools", {}).get(pool, {})
     # While the DPSRouter is paused, no pod templates are compared.
     if past.get("outdated") if router.spec.paused else pool in observed.kept:
         result["outdated"] = True
-    engine = observed.children.get(engine_key(router.name, pool))
+    engine = observed.children.get(("Deployment", child_name(router, pool)))
     if revisions := history(engine, past.get("revisions", []), router.generation, now):
         result["revisions"] = revisions
     return result

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from dps_operator.errors import AlreadyExistsError, ClusterError, NotFoundError
+from dps_operator.kube import Cluster
 from dps_operator.objects import MANAGED_BY, ROUTER, Kind, Manifest
 
 Name = tuple[str, str, str]
 
 
-class FakeCluster:
-    """Implements dps_operator.kube.Cluster. `fail` maps (verb, kind) to the error that such a call raises."""
+class FakeCluster(Cluster):
+    """The calls on objects in memory. `fail` maps (verb, kind) to the error that such a call raises."""
 
     def __init__(self) -> None:
         self.objects: dict[Name, Manifest] = {}
@@ -58,7 +59,9 @@ class FakeCluster:
             self.objects[name] = after
         return self.objects[name]
 
-    async def apply(self, manifest: Manifest, *, manager: str = MANAGED_BY) -> Manifest:
+    async def apply(
+        self, manifest: Manifest, *, manager: str = MANAGED_BY, subresource: str = ""
+    ) -> Manifest:
         self._called("apply", manifest["kind"])
         return self.store(manifest, manager)
 

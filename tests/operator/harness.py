@@ -1,6 +1,7 @@
 """An operator with one DPSRouter on an in-memory API server."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -10,8 +11,7 @@ from dps_operator.autoscale import Activities, Activity
 from dps_operator.cache_health import CacheHealth
 from dps_operator.effective import Decisions
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.kube import Cluster
-from dps_operator.metrics import Found
+from dps_operator.metrics import Found, MetricsReader
 from dps_operator.objects import CHILDREN, Key, Manifest
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
@@ -24,7 +24,7 @@ KEY = ("serving", "qwen")
 NOW = "2026-01-01T00:00:00Z"
 
 
-class FakeGateways:
+class FakeGateways(MetricsReader):
     """Each gateway reports `activity`, unless `others` has its own, or all fail with `problem`."""
 
     def __init__(self) -> None:
@@ -34,7 +34,6 @@ class FakeGateways:
         self.asked: list[str] = []
 
     async def gateways(self, addresses: list[str], parse: Callable[[str], Found]) -> dict[str, Found]:
-        """See MetricsReader."""
         self.asked = addresses
         if self.problem:
             raise GatewaysUnreachableError(self.problem)
@@ -44,7 +43,6 @@ class FakeGateways:
     async def engines(
         self, addresses: Sequence[str], port: int, parse: Callable[[str], Found]
     ) -> dict[str, Found]:
-        """See MetricsReader."""
         return {}
 
     def report(self, pool: PoolName, **changes: float) -> None:
@@ -64,16 +62,15 @@ class OperatorHarness:
     def restart(self, settings: Settings = SETTINGS) -> None:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
-        typed: Cluster = self.cluster
         self.decisions = Decisions()
-        self.cache_healths: dict[Key, CacheHealth] = {}
+        self.cache_healths: defaultdict[Key, CacheHealth] = defaultdict(CacheHealth)
         self.reconciler = Reconciler(
-            typed,
+            self.cluster,
             self.seen,
             settings,
             self._now,
             self.decisions,
-            self.cache_healths.get,
+            self.cache_healths.__getitem__,
         )
 
     def edit(self, spec: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, i
     existing = [observed_pod(pod("p", pool)) for pool in POOLS for _ in range(pods[pool])]
     observed = Observed(engines, existing, allocation)
     gpus = sum(allocation.counts.values())
-    pools = router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, observed=observed).spec.pools
+    pools = router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, observed=observed).pools
     return {name: pool.replicas for name, pool in pools.items()}
 
 
@@ -120,20 +120,20 @@ def test_the_allocation_is_that_of_the_status_scaled_to_the_budget(
     gpus: int, status: dict[str, Any], expected: Allocation
 ) -> None:
     recorded = {"gpuBudget": status} if status else {}
-    assert router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, status=recorded).spec.allocation == expected
+    assert router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, status=recorded).allocation == expected
 
 
 def test_each_replica_counts_as_its_gpus_and_a_remainder_is_unused() -> None:
     spec = {**SMALLEST, "engine": {"tensorParallel": 2}, "gpuBudget": {"gpus": 7}}
-    assert router(spec).spec.allocation == Allocation(2, 1)
-    assert router(SMALLEST).spec.allocation is None
+    assert router(spec).allocation == Allocation(2, 1)
+    assert router(SMALLEST).allocation is None
 
 
 def test_rollouts_stay_within_the_budget_unless_a_strategy_is_set() -> None:
-    default = router(BUDGET).spec.pools["greedy"].strategy
+    default = router(BUDGET).pools["greedy"].spec.strategy
     assert (default.max_surge, default.max_unavailable) == (0, 1)
     own = {**BUDGET, "pools": {**SMALLEST["pools"], "greedy": {"strategy": {"type": "Recreate"}}}}
-    assert router(own).spec.pools["greedy"].strategy.type == "Recreate"
+    assert router(own).pools["greedy"].spec.strategy.type == "Recreate"
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])

@@ -68,7 +68,7 @@ class Tasks:
     def __init__(self, *tasks: Task) -> None:
         self.cluster, self.stop = FakeCluster(), asyncio.Event()
         (self.port,) = free_ports(1)
-        self.leadership = Leadership.of(self.cluster, "system/dps")
+        self.leadership = Leadership(self.cluster, "system/dps")
         self.background = Background(self.leadership, tasks, web.Application(), self.port, self.stop)
 
     def holder(self) -> str:
@@ -108,7 +108,7 @@ async def test_a_replica_without_the_lease_runs_no_task() -> None:
         ran.set()
 
     made = Tasks(task)
-    held = Leadership.of(made.cluster, "system/dps")
+    held = Leadership(made.cluster, "system/dps")
     leading = asyncio.create_task(held.run())
     await until(held.leading.is_set)
     await made.background.start()

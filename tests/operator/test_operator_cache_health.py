@@ -10,7 +10,7 @@ from dps_operator.cache_health import ENOUGH_TOKENS, HALF_LIFE_SECONDS, CacheHea
 from dps_operator.cache_watch import CacheWatch
 from dps_operator.effective import Decisions
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.metrics import Found
+from dps_operator.metrics import Found, MetricsReader
 from dps_operator.objects import Manifest
 from dps_operator.observe import Observations
 from dps_testkit.operator.routers import PREFIX_CACHE
@@ -34,12 +34,12 @@ dps_prompt_tokens_by_source_total{{pool="greedy",source="fetched"}} {fetched}
 
 
 def greedy(fetchable: float, fetched: float) -> Counters:
-    return {"speculative": (0.0, 0.0), "greedy": (fetchable, fetched)}
+    return {"speculative": {}, "greedy": {"fetchable": fetchable, "fetched": fetched}}
 
 
 def test_tokens_are_read_from_the_metrics_of_a_gateway() -> None:
     assert counters(metrics(300, 200)) == greedy(300.0, 200.0)
-    assert counters("") == greedy(0.0, 0.0)
+    assert counters("") == {"speculative": {}, "greedy": {}}
 
 
 @pytest.mark.parametrize(
@@ -58,29 +58,29 @@ def test_storage_is_judged_by_the_share_of_fetchable_tokens_that_were_fetched(
 ) -> None:
     tally = Tally()
     for fetchable, fetched in samples:
-        tally.add({"10.0.0.1": greedy(fetchable, fetched)}, now=0.0)
+        tally.add_gateways({"10.0.0.1": greedy(fetchable, fetched)}, now=0.0)
     assert tally.health == expected
 
 
 def test_tokens_of_several_gateways_count_and_one_that_joins_begins_with_its_present_counters() -> None:
     tally = Tally()
-    tally.add({"a": greedy(0, 0)}, now=0.0)
-    tally.add({"a": greedy(6_000, 0), "b": greedy(90_000, 90_000)}, now=0.0)
+    tally.add_gateways({"a": greedy(0, 0)}, now=0.0)
+    tally.add_gateways({"a": greedy(6_000, 0), "b": greedy(90_000, 90_000)}, now=0.0)
     assert tally.health == NOTHING
-    tally.add({"a": greedy(6_000, 0), "b": greedy(96_000, 90_000)}, now=0.0)
+    tally.add_gateways({"a": greedy(6_000, 0), "b": greedy(96_000, 90_000)}, now=0.0)
     assert tally.health == UNSERVED
 
 
 def test_older_tokens_count_less() -> None:
     tally = Tally()
-    tally.add({"a": greedy(0, 0)}, now=0.0)
-    tally.add({"a": greedy(ENOUGH_TOKENS, 0)}, now=0.0)
+    tally.add_gateways({"a": greedy(0, 0)}, now=0.0)
+    tally.add_gateways({"a": greedy(ENOUGH_TOKENS, 0)}, now=0.0)
     assert tally.health == UNSERVED
-    tally.add({"a": greedy(2 * ENOUGH_TOKENS, ENOUGH_TOKENS)}, now=2 * HALF_LIFE_SECONDS)
+    tally.add_gateways({"a": greedy(2 * ENOUGH_TOKENS, ENOUGH_TOKENS)}, now=2 * HALF_LIFE_SECONDS)
     assert tally.health == SERVED
 
 
-class Metrics:
+class Metrics(MetricsReader):
     """Has the metrics of one gateway, or fails with `problem`, and of engines by address."""
 
     def __init__(self) -> None:
@@ -112,8 +112,7 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     seen.update_router(body(PREFIX_CACHE))
     seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY]))
     watch = CacheWatch(seen, Decisions(), pods)
-    assert watch.health(KEY) is None
-    assert await watch.once(0.0) == [KEY]
+    assert await watch.once(0.0) == []
     assert pods.asked == ["10.0.0.1"]
     assert await watch.once(1.0) == []
     pods.text = metrics(20_000, 0)
@@ -124,7 +123,7 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     assert watch.health(KEY) == replace(UNSERVED, unreachable="no gateway is ready")
     seen.routers[KEY]["spec"] = {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}}
     assert await watch.once(4.0) == []
-    assert watch.health(KEY) is None
+    assert watch.health(KEY) == NOTHING
 
 
 @pytest.mark.parametrize("spec", [{}, {"prefixCache": {"mode": "Common"}}], ids=["none", "an invalid spec"])
@@ -146,6 +145,4 @@ async def test_engines_are_observed_even_if_no_gateway_answers() -> None:
     pods.by_address = {"10.0.0.3": sharing.format("", "LoRA"), "10.0.0.4": ""}
     watch = CacheWatch(seen, Decisions(), pods)
     await watch.once(0.0)
-    health = watch.health(KEY)
-    assert health is not None
-    assert health.reports.unshared == {"greedy": "LoRA"}
+    assert watch.health(KEY).unshared == {"greedy": "LoRA"}

@@ -47,7 +47,9 @@ def test_the_cron_job_calibrates_the_fleet_on_the_logs_of_all_gateways() -> None
         "concurrencyPolicy": "Forbid",
         "suspend": False,
     }
-    (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    job_pod = spec["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = job_pod["containers"]
+    assert job_pod["activeDeadlineSeconds"] == 3600
     assert (container["image"], container["terminationMessagePath"]) == ("lab:1", "/dev/termination-log")
     assert arguments(calibrated({})) == {
         "--workload": "http://qwen-metrics.serving.svc:9090/decisions",
@@ -213,38 +215,18 @@ async def test_an_unreadable_result_is_reported_and_not_applied(message: str) ->
     assert harness.policy() == ("TotalLength", 900)
 
 
-STOPPED = "2026-01-02T03:00:00Z"
-RUNS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
-    "stopped": (
-        {"lastScheduleTime": STOPPED, "lastSuccessfulTime": "2026-01-01T03:00:12Z"},
-        ("False", "CalibrationFailed"),
-    ),
-    "running": (
-        {"lastScheduleTime": STOPPED, "active": [{"kind": "Job", "name": "now"}]},
-        ("True", "Recommended"),
-    ),
-    "successful": (
-        {"lastScheduleTime": STOPPED, "lastSuccessfulTime": "2026-01-02T03:00:12Z"},
-        ("True", "Recommended"),
-    ),
-    "scheduled before one that was started by hand": (
-        {"lastScheduleTime": "2026-01-01T03:00:00Z"},
-        ("True", "Recommended"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("status", "expected"), RUNS.values(), ids=RUNS.keys())
-async def test_a_calibration_whose_pod_kubernetes_has_deleted_is_reported(
-    status: dict[str, Any], expected: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize("ran", [True, False], ids=["it ran", "its image could not be pulled"])
+async def test_a_calibration_that_the_kubelet_has_stopped_is_reported_with_the_reason(ran: bool) -> None:
     harness = await calibrated_harness({})
-    del harness.cluster.objects["Pod", KEY[0], "one"]
-    harness.object("CronJob", "qwen-calibration")["status"] = status
+    harness.end("two", 137, "reading …", "2026-01-02T04:00:10Z")
+    stopped = harness.cluster.objects["Pod", KEY[0], "two"]
+    stopped["metadata"]["creationTimestamp"] = "2026-01-02T03:00:10Z"
+    stopped["status"] |= {"phase": "Failed", "message": "Pod was active longer than the deadline"}
+    if not ran:
+        stopped["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = None
     found = await harness.settle()
-    ((value, reason, message),) = found["condition"]
-    assert (value, reason) == expected
-    assert (STOPPED in message) == (reason == "CalibrationFailed")
+    text = "the last calibration failed: Pod was active longer than the deadline"
+    assert found["condition"] == [("False", "CalibrationFailed", text)]
     assert found["routing"]["recommended"]["time"] == "2026-01-01T03:00:10Z"
 
 

@@ -10,12 +10,12 @@ from aiohttp.test_utils import TestServer
 from dps_engines.pools import PoolName
 from dps_operator.cache_health import (
     HALF_LIFE_SECONDS,
-    EngineReports,
+    CacheHealth,
     EngineSample,
-    EngineTally,
+    Tally,
     engine_sample,
 )
-from dps_operator.metrics import PodMetrics
+from dps_operator.metrics import MetricsReader
 
 METRICS = """\
 # TYPE dps_prefix_cache_sharing gauge
@@ -51,22 +51,22 @@ def test_what_concerns_the_common_prefix_cache_is_read_from_an_engines_metrics()
     assert engine_sample("") == EngineSample()
 
 
-def reports(*steps: Mapping[str, float], seconds: float = 0.0, gigabytes: float = 0.0) -> EngineReports:
+def reports(*steps: Mapping[str, float], seconds: float = 0.0, gigabytes: float = 0.0) -> CacheHealth:
     """The reports after a greedy engine has had these counters, one after the other."""
-    tally = EngineTally()
+    tally = Tally()
     for number, counters in enumerate(steps):
         sample = EngineSample(counters=counters, kv_gigabytes_per_token=gigabytes)
-        tally.add({"speculative": {}, "greedy": {"10.0.0.1": sample}}, number * seconds)
-    return tally.reports
+        tally.add_engines({"speculative": {}, "greedy": {"10.0.0.1": sample}}, number * seconds)
+    return tally.health
 
 
 def pages(**outcomes: float) -> Mapping[str, float]:
     return outcomes
 
 
-FULL = EngineReports(full=frozenset({"greedy"}))
-FAILING = EngineReports(failing=frozenset({"greedy"}))
-NOTHING = EngineReports()
+FULL = CacheHealth(full=frozenset({"greedy"}))
+FAILING = CacheHealth(failing=frozenset({"greedy"}))
+NOTHING = CacheHealth()
 BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
 
 
@@ -90,7 +90,7 @@ BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
     ],
 )
 def test_storage_is_judged_by_the_outcomes_of_pages(
-    steps: Sequence[Mapping[str, float]], expected: EngineReports
+    steps: Sequence[Mapping[str, float]], expected: CacheHealth
 ) -> None:
     assert reports(*steps) == expected
 
@@ -128,7 +128,7 @@ def test_storage_is_slow_if_the_engine_computes_tokens_faster_than_it_fetches_th
     bandwidth: float, fetches: int, expected: Mapping[PoolName, str]
 ) -> None:
     found = reports({}, transfers(bandwidth, fetches), gigabytes=KV_GIGABYTES)
-    assert found == EngineReports(slow=expected)
+    assert found == CacheHealth(slow=expected)
 
 
 OURS, OTHERS = EngineSample(frozenset({("a", "")})), EngineSample(frozenset({("b", "")}))
@@ -140,33 +140,36 @@ LORA = EngineSample(frozenset({("", "LoRA adapters are enabled")}))
     ("speculative", "greedy", "expected"),
     [
         pytest.param(EngineSample(), EngineSample(), NOTHING, id="without the metric"),
-        pytest.param(OURS, OURS, EngineReports(BOTH), id="same pages"),
-        pytest.param(TWO_RANKS, TWO_RANKS, EngineReports(BOTH), id="same pages of two ranks"),
+        pytest.param(OURS, OURS, CacheHealth(reporting=BOTH), id="same pages"),
+        pytest.param(TWO_RANKS, TWO_RANKS, CacheHealth(reporting=BOTH), id="same pages of two ranks"),
         pytest.param(
-            OURS, EngineSample(), EngineReports(frozenset({"speculative"})), id="only one has reported"
+            OURS,
+            EngineSample(),
+            CacheHealth(reporting=frozenset({"speculative"})),
+            id="only one has reported",
         ),
-        pytest.param(OURS, OTHERS, EngineReports(BOTH, different=True), id="different pages"),
+        pytest.param(OURS, OTHERS, CacheHealth(reporting=BOTH, different=True), id="different pages"),
         pytest.param(
             OURS,
             LORA,
-            EngineReports(BOTH, unshared={"greedy": "LoRA adapters are enabled"}),
+            CacheHealth(reporting=BOTH, unshared={"greedy": "LoRA adapters are enabled"}),
             id="one shares none",
         ),
     ],
 )
 def test_engines_report_whether_they_share_pages(
-    speculative: EngineSample, greedy: EngineSample, expected: EngineReports
+    speculative: EngineSample, greedy: EngineSample, expected: CacheHealth
 ) -> None:
-    tally = EngineTally()
-    tally.add({"speculative": {"a": speculative}, "greedy": {"b": greedy}}, 0.0)
-    assert tally.reports == expected
+    tally = Tally()
+    tally.add_engines({"speculative": {"a": speculative}, "greedy": {"b": greedy}}, 0.0)
+    assert tally.health == expected
 
 
 def test_reports_of_a_pool_end_when_its_engines_answer_without_them() -> None:
-    tally = EngineTally()
-    tally.add({"speculative": {"a": OURS}, "greedy": {"b": OURS}}, 0.0)
-    tally.add({"speculative": {"a": OURS}, "greedy": {"b": EngineSample()}}, 1.0)
-    assert tally.reports == EngineReports(frozenset({"speculative"}))
+    tally = Tally()
+    tally.add_engines({"speculative": {"a": OURS}, "greedy": {"b": OURS}}, 0.0)
+    tally.add_engines({"speculative": {"a": OURS}, "greedy": {"b": EngineSample()}}, 1.0)
+    assert tally.health == CacheHealth(reporting=frozenset({"speculative"}))
 
 
 async def test_engines_that_do_not_answer_or_whose_metrics_cannot_be_read_are_left_out() -> None:
@@ -179,7 +182,7 @@ async def test_engines_that_do_not_answer_or_whose_metrics_cannot_be_read_are_le
     app.router.add_get("/metrics", metrics)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        reader = PodMetrics(session)
+        reader = MetricsReader(session)
         assert await reader.engines(["127.0.0.1", "::1"], server.port, str) == {"127.0.0.1": METRICS}
         text = 'dps_prefix_cache_pages_total{x="y"} 1\n'
         assert await reader.engines(["127.0.0.1"], server.port, engine_sample) == {}

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 from dps_operator.autoscale import Activity, activities
 from dps_operator.cache_health import counters
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.metrics import MAX_BODY_BYTES, PodMetrics
+from dps_operator.metrics import MAX_BODY_BYTES, MetricsReader
 
 UNREADABLE = "the metrics of the gateway at 127.0.0.1 cannot be read"
 
@@ -40,13 +40,13 @@ async def test_gateways_whose_metrics_cannot_be_read_count_as_unreachable(body: 
     async with gateway(body=body) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
         with pytest.raises(GatewaysUnreachableError, match=UNREADABLE):
-            await PodMetrics(session, server.port).gateways(["127.0.0.1"], activities)
+            await MetricsReader(session, server.port).gateways(["127.0.0.1"], activities)
 
 
 async def test_activity_is_read_by_the_address_of_the_gateway() -> None:
     async with gateway(text='dps_in_flight{pool="greedy"} 5\n') as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        reader = PodMetrics(session, server.port)
+        reader = MetricsReader(session, server.port)
         assert await reader.gateways(["127.0.0.1"], activities) == {
             "127.0.0.1": {"speculative": Activity(), "greedy": Activity(present=5)}
         }
@@ -55,11 +55,11 @@ async def test_activity_is_read_by_the_address_of_the_gateway() -> None:
 async def test_gateways_that_do_not_answer_are_unreachable() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(GatewaysUnreachableError, match="no gateway is ready"):
-            await PodMetrics(session).gateways([], activities)
+            await MetricsReader(session).gateways([], activities)
         with pytest.raises(
             GatewaysUnreachableError, match="port 1 of a gateway does not answer the operator"
         ):
-            await PodMetrics(session, 1).gateways(["127.0.0.1"], activities)
+            await MetricsReader(session, 1).gateways(["127.0.0.1"], activities)
 
 
 REJECTED: dict[str, tuple[dict[str, Any], Callable[[str], object], str]] = {
@@ -84,4 +84,4 @@ async def test_gateways_with_other_metrics_count_as_unreachable(
     async with gateway(**answer) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
         with pytest.raises(GatewaysUnreachableError, match=message):
-            await PodMetrics(session, server.port).gateways(["127.0.0.1"], parse)
+            await MetricsReader(session, server.port).gateways(["127.0.0.1"], parse)

@@ -6,7 +6,7 @@ import pytest
 
 from dps_operator import lease as leader
 from dps_operator.errors import ClusterError, LeadershipLostError
-from dps_operator.lease import DURATION_SECONDS, RENEW_DEADLINE_SECONDS, Leadership, Lease
+from dps_operator.lease import DURATION_SECONDS, RENEW_DEADLINE_SECONDS, Leadership
 from tests.operator.fake_cluster import FakeCluster
 
 NAME = ("Lease", "system", "dps")
@@ -17,8 +17,8 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
-def lease(cluster: FakeCluster, identity: str) -> Lease:
-    return Lease(cluster, "system", "dps", identity)
+def lease(cluster: FakeCluster, identity: str) -> Leadership:
+    return Leadership(cluster, "system/dps", identity)
 
 
 def holder(cluster: FakeCluster) -> str:
@@ -48,6 +48,7 @@ async def test_a_released_lease_is_taken_over_at_once(cluster: FakeCluster) -> N
     a, b = lease(cluster, "a"), lease(cluster, "b")
     await a.try_acquire(0)
     assert not await b.try_acquire(0)
+    a.leading.set()
     await a.release()
     assert await b.try_acquire(1)
     await a.release()
@@ -71,13 +72,14 @@ async def test_a_leader_that_cannot_renew_gives_up_before_its_lease_may_be_taken
     for name in ("RENEW_SECONDS", "RETRY_SECONDS", "RENEW_DEADLINE_SECONDS"):
         monkeypatch.setattr(leader, name, 0.01)
     a = lease(cluster, "a")
-    await a.acquire()
+    running = asyncio.create_task(a.run())
+    await a.leading.wait()
     cluster.fail["get", "Lease"] = ClusterError("unavailable", 503)
     with pytest.raises(LeadershipLostError, match="could not be renewed in time"):
-        await a.hold()
+        await running
 
 
 async def test_a_replica_without_a_lease_leads_at_once(cluster: FakeCluster) -> None:
-    leadership = Leadership.of(cluster, "")
+    leadership = Leadership(cluster, "")
     await leadership.run()
     assert leadership.leading.is_set()

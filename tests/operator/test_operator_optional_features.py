@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.cache_health import CacheHealth, EngineReports
+from dps_operator.cache_health import CacheHealth
 from dps_operator.errors import ClusterError, NotInstalledError
 from dps_operator.objects import Component
 from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST, VLLM
@@ -84,7 +84,7 @@ def reported(**reports: Any) -> Callable[[OperatorHarness], None]:
     """The engines have reported this."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(reports=EngineReports(**reports))
+        harness.cache_healths[KEY] = CacheHealth(**reports)
 
     return change
 

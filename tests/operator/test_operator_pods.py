@@ -64,7 +64,7 @@ def test_selector_labels_cannot_be_overridden() -> None:
     over = PodTemplate.model_validate(
         {"metadata": {"labels": {"dpsrouter.io/router": "other", "team": "llm"}}}
     )
-    made = pod_template(router(SMALLEST), "greedy", {}, over)
+    made = pod_template(router(SMALLEST), "greedy", SETTINGS, {}, over)
     assert made["metadata"]["labels"] == labels(router(SMALLEST), "greedy") | {"team": "llm"}
 
 

@@ -9,7 +9,8 @@ from dps_operator.api import ConditionType
 from dps_operator.conditions import StatusInput, conditions
 from dps_operator.diagnose import Problem
 from dps_operator.effective import Router
-from dps_operator.observe import Child, observed_child
+from dps_operator.errors import ClusterError
+from dps_operator.observe import NO_REPLICAS, Child, observed_child
 from dps_operator.status import build_status, events, invalid_spec_status
 from dps_testkit.operator.routers import SMALLEST, router, smallest
 from tests.operator.objects import observed_pod, replicas, workload
@@ -22,7 +23,7 @@ def family(**changed: Child) -> dict[tuple[str, str], Child]:
     made = {name: workload(name, replicas(2, 2) if name == "gateway" else replicas()) for name in COMPONENTS}
     made["redis"] = replace(made["redis"], kind="StatefulSet")
     made |= changed
-    config = replace(made["gateway"], kind="ConfigMap", replicas=None)
+    config = replace(made["gateway"], kind="ConfigMap", replicas=NO_REPLICAS)
     return {(one.kind, one.name): one for one in (*made.values(), config)}
 
 
@@ -105,7 +106,7 @@ CASES: dict[str, tuple[StatusInput, dict[str, tuple[str, str]]]] = {
         },
     ),
     "API server failure": (
-        replace(HEALTHY, failing="etcdserver: request timed out"),
+        replace(HEALTHY, failure=ClusterError("etcdserver: request timed out")),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "Retrying")},
     ),
     "pool scaled to zero": (

@@ -270,6 +270,6 @@ def test_settings_are_read_from_environment_and_command_line(monkeypatch: pytest
     monkeypatch.setenv("DPS_OPERATOR_NAMESPACES", "a,b")
     monkeypatch.setenv("DPS_OPERATOR_GATEWAY_IMAGE", "gateway:9")
     monkeypatch.setenv("DPS_OPERATOR_PULL_SECRETS", "mirror,")
-    made = parse_options(["--workers", "3"]).settings
+    made = parse_options(["--workers", "3"])
     assert made.pull_secrets == ("mirror",)
     assert (made.namespaces, made.gateway_image, made.workers) == (("a", "b"), "gateway:9", 3)

@@ -25,7 +25,7 @@ def children(router: Router, settings: Settings, store_revision: str) -> list[Ma
     store_revision: digest of the values of a managed Redis, or empty if there is none. Raises SpecError if the spec is
     invalid.
     """
-    store = router.spec.redis
+    store = router.redis
     objects = [
         *gateway_identity(router),
         gateway_config_map(router),

@@ -4,10 +4,10 @@ from typing import Final
 
 from dps_operator.api import Calibration
 from dps_operator.build.gateway import ADMIN_PORT, ADMIN_TOKEN_KEY
-from dps_operator.build.pods import pod_template, pull_secrets, restricted
+from dps_operator.build.pods import credential, pod_template, secret_env
 from dps_operator.effective import Router
 from dps_operator.errors import SpecError
-from dps_operator.objects import CREDENTIALS, Manifest, child_manifest, child_name, credential_entry
+from dps_operator.objects import Manifest, child_manifest, child_name
 from dps_operator.settings import Settings
 
 USER: Final = 65532
@@ -20,7 +20,9 @@ RESOURCES: Final[Manifest] = {
     "limits": {"memory": "2Gi"},
 }
 DEADLINE_SECONDS: Final = 3600
-"""Time limit of a calibration, and how late after its scheduled time it may start."""
+"""Time limit of a calibration, and how late after its scheduled time it may start.
+
+The limit is one of the pod and not of the Job, with which Kubernetes would delete the pod that shows the failure."""
 
 
 def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
@@ -38,30 +40,23 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
             f"spec.routing.calibration requires a DPSRouter whose name has at most {longest} characters; remove it, or "
             "choose another name"
         )
-    token = {"name": CREDENTIALS, "key": credential_entry(router.name, "gateway", ADMIN_TOKEN_KEY)}
+    token = credential(router, "gateway", ADMIN_TOKEN_KEY)
     container: Manifest = {
         "name": "calibration",
         "image": settings.lab_image,
         "args": ["calibrate", *_arguments(router, calibration)],
-        "env": [{"name": "DPS_ADMIN_TOKEN", "valueFrom": {"secretKeyRef": token}}],
+        "env": [secret_env("DPS_ADMIN_TOKEN", token)],
         "resources": RESOURCES,
-        "securityContext": restricted(USER)[1],
         "terminationMessagePath": RESULT,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
-    template = pod_template(
-        router,
-        "calibration",
-        {
-            "containers": [container],
-            "restartPolicy": "Never",
-            "securityContext": restricted(USER)[0],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
-            **pull_secrets(settings),
-        },
-    )
-    job = {"backoffLimit": 0, "activeDeadlineSeconds": DEADLINE_SECONDS, "template": template}
+    pod = {
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "containers": [container],
+        "restartPolicy": "Never",
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    template = pod_template(router, "calibration", settings, pod, user=USER)
     spec = {
         "schedule": calibration.schedule,
         "timeZone": "Etc/UTC",
@@ -70,7 +65,7 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
         "suspend": router.spec.suspend,
         "successfulJobsHistoryLimit": 1,
         "failedJobsHistoryLimit": 1,
-        "jobTemplate": {"spec": job},
+        "jobTemplate": {"spec": {"backoffLimit": 0, "template": template}},
     }
     return [child_manifest(router, "batch/v1", "CronJob", "calibration", spec=spec)]
 
@@ -79,18 +74,18 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
     """The options of `dps calibrate` for the present fleet."""
     spec = router.spec
     host = f"{child_name(router, 'metrics')}.{router.namespace}.svc"
-    if spec.gpu_budget is not None and spec.allocation is not None:
-        total = sum(spec.allocation.counts.values())
+    if spec.gpu_budget is not None and router.allocation is not None:
+        total = sum(router.allocation.counts.values())
         fleet = {"budget": str(total), "cooldown": str(spec.gpu_budget.cooldown_seconds)}
     else:
-        fleet = {"fleet": ",".join(f"{name}={pool.min_replicas}" for name, pool in spec.pools.items())}
+        fleet = {"fleet": ",".join(f"{name}={pool.min_replicas}" for name, pool in router.pools.items())}
     options = {
         "workload": f"http://{host}:{ADMIN_PORT}/decisions",
         **fleet,
-        "replicas": str(spec.gateway_replicas),
-        "cache": "separate" if spec.shared_cache is None else "common",
+        "replicas": str(router.gateway_replicas),
+        "cache": "separate" if router.shared_cache is None else "common",
         "hardware": calibration.hardware,
-        "algorithm": spec.speculation.algorithm.upper(),
+        "algorithm": router.speculation.algorithm.upper(),
         "objective": calibration.objective,
         "recommendation": RESULT,
     }

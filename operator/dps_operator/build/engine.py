@@ -4,25 +4,27 @@ from typing import Any, Final
 
 from dps_engines.models import MODELS as KNOWN_MODELS
 from dps_engines.pools import PoolName, other_pool
-from dps_operator.api import ModelCache, SharedClaim, to_wire
+from dps_operator.api import to_wire
 from dps_operator.build.launch import API_KEY_VARIABLE, engine_arguments, host_cache_bytes
 from dps_operator.build.nodes import check_gpus, gpu_resource, placement
 from dps_operator.build.pods import (
     CONTAINER_SECURITY,
     ENGINE_RESOURCES,
-    ENGINE_SECURITY,
     Target,
+    claim_spec,
+    container_ports,
     container_resources,
     overlay,
     plain_env,
     pod_template,
-    pull_secrets,
+    secret_env,
+    service,
     service_account,
     source_additions,
     spread,
 )
 from dps_operator.build.prefix_cache import pod_additions, template_inputs
-from dps_operator.effective import STARTUP_PROBE_PERIOD, EffectivePool, EffectiveSpec, Router
+from dps_operator.effective import STARTUP_PROBE_PERIOD, EffectivePool, Router
 from dps_operator.errors import SpecError
 from dps_operator.objects import (
     ENGINE,
@@ -52,7 +54,7 @@ COPIES: Final = 2
 """Limit in multiples of the 16-bit weights: some repositories have the weights in two formats, or in 32 bits."""
 OTHER_FILES_GIB: Final = 32
 """Room for tokenizers, partial downloads, and the cache of the Hub's client."""
-SOURCES = Target("engine", "models", MODELS, ENGINE_RESOURCES, ENGINE_SECURITY)
+SOURCES = Target("engine", "models", MODELS, ENGINE_RESOURCES)
 """Models are downloaded to the volume that also has those from the Hub."""
 WAITING: Final[PoolName] = "speculative"
 """The pool whose engine starts second on a GPU that two engines share.
@@ -83,55 +85,48 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
 
     Raises SpecError if the spec is invalid.
     """
-    effective, pool = router.spec, router.spec.pools[name]
-    shared = effective.placement == "SharedGPU"
+    spec, pool = router.spec, router.pools[name]
+    shared = spec.placement == "SharedGPU"
     pod: Manifest = {
         "containers": [_container(router, pool)],
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
         "volumes": [{"name": "models", **_models_volume(router, pool)}],
-        **placement(effective.node_pool, selector(router, other_pool(name)) if shared else None),
-        **pull_secrets(settings),
-        **service_account(effective, pool),
+        **placement(spec.node_pool, selector(router, other_pool(name)) if shared else None),
+        **service_account(router, pool),
     }
     for additions in (
-        _shared_memory(effective),
-        source_additions(effective.model.source, "model", SOURCES, settings.loader_image),
+        _shared_memory(router),
+        source_additions(spec.model.source, "model", SOURCES, settings.loader_image),
         source_additions(pool.draft_source, "draft", SOURCES, settings.loader_image),
         _engine_cache(router),
-        pod_additions(effective, pool, settings),
+        pod_additions(router, pool, settings),
         _start_order(router, pool),
     ):
         pod = overlay(pod, additions)
-    template = pod_template(router, name, pod, pool.pod_template)
-    check_gpus(template, name, effective.engine.tensor_parallel)
-    spec: Manifest = {
+    template = pod_template(router, name, settings, pod, pool.spec.pod_template)
+    check_gpus(template, name, spec.engine.tensor_parallel)
+    deployment: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(pool, shared=shared),
         # A rollout has failed if an engine takes ten minutes longer than it takes at most.
-        "progressDeadlineSeconds": min(
-            _waiting_seconds(effective, name) + pool.load_seconds + 600, NO_DEADLINE
-        ),
+        "progressDeadlineSeconds": min(_waiting_seconds(router, name) + pool.load_seconds + 600, NO_DEADLINE),
         "revisionHistoryLimit": 3,
         "template": template,
     }
     if pool.replicas is not None:
-        spec["replicas"] = pool.replicas
+        deployment["replicas"] = pool.replicas
     annotations = {
         TEMPLATE_HASH: digest(template),
-        SPEC_HASH: _spec_hash(effective, pool),
+        SPEC_HASH: _spec_hash(router, pool),
         ENGINE: f"{pool.engine.runtime} {pool.version}",
     }
-    return child_manifest(router, "apps/v1", "Deployment", name, annotations, spec=spec)
+    return child_manifest(router, "apps/v1", "Deployment", name, annotations, spec=deployment)
 
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
     """The Service whose EndpointSlices list the pool's replicas for the gateway."""
-    number = router.spec.pools[name].runtime.port
-    port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP"}
-    spec = {"type": "ClusterIP", "selector": selector(router, name), "ports": [port]}
-    return child_manifest(router, "v1", "Service", name, spec=spec)
+    return service(router, name, {"http": router.pools[name].runtime.port})
 
 
 def engine_claims(router: Router) -> list[Manifest]:
@@ -139,43 +134,35 @@ def engine_claims(router: Router) -> list[Manifest]:
     models, compiled = router.spec.model.cache, router.spec.engine.cache
     claims = []
     if models is not None and models.size is not None and models.access_mode == "ReadWriteMany":
-        spec = _claim_spec(models)
+        spec = claim_spec(models.size, models.storage_class_name)
         claims.append(child_manifest(router, "v1", "PersistentVolumeClaim", "models", spec=spec))
     if compiled is not None and compiled.claim is not None:
-        spec = _claim_spec(compiled.claim)
+        spec = claim_spec(compiled.claim.size, compiled.claim.storage_class_name)
         claims.append(child_manifest(router, "v1", "PersistentVolumeClaim", "engine-cache", spec=spec))
     return claims
-
-
-def _claim_spec(claim: ModelCache | SharedClaim) -> Manifest:
-    """The spec of a PersistentVolumeClaim that the operator creates."""
-    mode = claim.access_mode if isinstance(claim, ModelCache) else "ReadWriteMany"
-    spec: Manifest = {"accessModes": [mode], "resources": {"requests": {"storage": claim.size}}}
-    if claim.storage_class_name is not None:
-        spec["storageClassName"] = claim.storage_class_name
-    return spec
 
 
 def _models_volume(router: Router, pool: EffectivePool) -> Manifest:
     cache = router.spec.model.cache
     if cache is None:
-        limit = (pool.resources.limits or {}).get("ephemeral-storage") or _download_limit(router.spec, pool)
+        limit = (pool.spec.resources.limits or {}).get("ephemeral-storage") or _download_limit(router, pool)
         return {"emptyDir": {"sizeLimit": limit} if limit else {}}
     if cache.size is None or cache.access_mode == "ReadWriteMany":
         claim = cache.existing_claim or child_name(router, "models")
         return {"persistentVolumeClaim": {"claimName": claim}}
-    return {"ephemeral": {"volumeClaimTemplate": {"spec": _claim_spec(cache)}}}
+    spec = claim_spec(cache.size, cache.storage_class_name, cache.access_mode)
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}}
 
 
-def _download_limit(spec: EffectiveSpec, pool: EffectivePool) -> str | None:
+def _download_limit(router: Router, pool: EffectivePool) -> str | None:
     """The limit of a pod's directory for the models that a pool downloads, so that they cannot fill the node's disk.
 
     None if the size of a model is not known, because a pod that exceeds its limit is evicted. Sizes of adapters are
     never known.
     """
     draft = pool.speculation.draft_model if pool.speculation else None
-    names = [spec.model.name, *([draft] if draft is not None else [])]
-    if spec.model.adapters or any(model not in KNOWN_MODELS for model in names):
+    names = [router.spec.model.name, *([draft] if draft is not None else [])]
+    if router.spec.model.adapters or any(model not in KNOWN_MODELS for model in names):
         return None
     weights = sum(KNOWN_MODELS[model].weights(1) for model in names)
     return f"{-(-COPIES * weights // GIB) + OTHER_FILES_GIB}Gi"
@@ -201,17 +188,17 @@ def _engine_cache(router: Router) -> Manifest:
     }
 
 
-def waits(spec: EffectiveSpec, name: PoolName) -> bool:
+def waits(router: Router, name: PoolName) -> bool:
     """Whether the engines of a pool wait for those of the other one before they start."""
-    return spec.placement == "SharedGPU" and name == WAITING
+    return router.spec.placement == "SharedGPU" and name == WAITING
 
 
-def _waiting_seconds(spec: EffectiveSpec, name: PoolName) -> int:
+def _waiting_seconds(router: Router, name: PoolName) -> int:
     """Seconds for which the engines of a pool wait at most for those of the other one; 0 if they do not wait.
 
     They wait no longer than the other engine may take to load, because it may be unable to start.
     """
-    return spec.pools[FIRST].load_seconds if waits(spec, name) else 0
+    return router.pools[FIRST].load_seconds if waits(router, name) else 0
 
 
 def _start_order(router: Router, pool: EffectivePool) -> Manifest:
@@ -219,39 +206,35 @@ def _start_order(router: Router, pool: EffectivePool) -> Manifest:
 
     The Service has only engines that are ready. NVIDIA's container runtime gives the container no GPU.
     """
-    if not waits(router.spec, pool.name):
+    if not waits(router, pool.name):
         return {}
-    first = router.spec.pools[FIRST].runtime
+    first = router.pools[FIRST].runtime
     url = f"http://{child_name(router, FIRST)}.{router.namespace}.svc:{first.port}{first.health_path}"
     container: Manifest = {
         "name": NEIGHBOUR_CONTAINER,
         "image": pool.image,
-        "command": ["python3", "-c", SCRIPT, url, str(_waiting_seconds(router.spec, pool.name))],
+        "command": ["python3", "-c", SCRIPT, url, str(_waiting_seconds(router, pool.name))],
         "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
         "resources": WAITING_RESOURCES,
-        "securityContext": CONTAINER_SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {"initContainers": [container]}
 
 
-def _env(spec: EffectiveSpec, pool: EffectivePool, service_name: str) -> list[Manifest]:
+def _env(router: Router, pool: EffectivePool) -> list[Manifest]:
     """The container's environment. Variables of spec.engine override the operator's; the pool's override both."""
-    runtime, token, key = pool.runtime, spec.model.token_secret_ref, spec.engine.api_key_secret_ref
+    spec, runtime = router.spec, pool.runtime
+    token, key = spec.model.token_secret_ref, spec.engine.api_key_secret_ref
     plain = {"HF_HOME": MODELS, **runtime.environment}
     if spec.engine.cache is not None:
         plain |= {name: f"{ENGINE_CACHE}/{folder}" for name, folder in runtime.cache_variables.items()}
     variables: list[Manifest] = plain_env(plain)
     if token is not None:
-        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": to_wire(token)}})
+        variables.append(secret_env("HF_TOKEN", token))
     if key is not None:
-        name = runtime.api_key_variable or API_KEY_VARIABLE
-        variables.append({"name": name, "valueFrom": {"secretKeyRef": to_wire(key)}})
+        variables.append(secret_env(runtime.api_key_variable or API_KEY_VARIABLE, key))
     if spec.telemetry.otlp_endpoint is not None:
-        protocol = spec.telemetry.protocol
-        variables += plain_env(
-            {"OTEL_SERVICE_NAME": service_name, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol}
-        )
+        name, protocol = child_name(router, pool.name), spec.telemetry.protocol
+        variables += plain_env({"OTEL_SERVICE_NAME": name, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol})
     variables += [to_wire(variable) for variable in pool.all_env]
     return list({variable["name"]: variable for variable in variables}.values())
 
@@ -275,9 +258,9 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "image": pool.image,
         "command": ["python3", "-m", runtime.module],
         "args": arguments,
-        "env": _env(spec, pool, child_name(router, pool.name)),
-        "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
-        "resources": container_resources(defaults, pool.resources),
+        "env": _env(router, pool),
+        "ports": container_ports(http=runtime.port),
+        "resources": container_resources(defaults, pool.spec.resources),
         "startupProbe": probe(
             periodSeconds=STARTUP_PROBE_PERIOD,
             timeoutSeconds=5,
@@ -286,16 +269,15 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "readinessProbe": probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
         # A busy engine may respond slowly, so it is restarted only after several minutes without a response.
         "livenessProbe": probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
-        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "securityContext": CONTAINER_SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "volumeMounts": [{"name": "models", "mountPath": MODELS}],
     }
 
 
-def _shared_memory(spec: EffectiveSpec) -> Manifest:
+def _shared_memory(router: Router) -> Manifest:
     """The pod's /dev/shm. With MPS, the device plugin mounts there what the engines share with the MPS daemon."""
-    if spec.placement == "SharedGPU" and spec.node_pool.sharing.strategy == "MPS":
+    if router.spec.placement == "SharedGPU" and router.spec.node_pool.sharing.strategy == "MPS":
         return {}
     mount = {"name": "shm", "mountPath": "/dev/shm"}
     return {
@@ -309,7 +291,7 @@ def _strategy(pool: EffectivePool, *, shared: bool) -> Manifest:
 
     shared: whether two engines share a GPU. A third one does not fit on it; raises SpecError if it would have to.
     """
-    strategy = pool.strategy
+    strategy = pool.spec.strategy
     if strategy.type == "Recreate":
         return {"type": "Recreate"}
     if shared and str(strategy.max_surge).rstrip("%") != "0":
@@ -322,17 +304,17 @@ def _strategy(pool: EffectivePool, *, shared: bool) -> Manifest:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}}
 
 
-def _spec_hash(spec: EffectiveSpec, pool: EffectivePool) -> str:
+def _spec_hash(router: Router, pool: EffectivePool) -> str:
     """Digest of the fields of the spec that a pool's pod template depends on.
 
     Defaults are left out, so that a field which a later release adds does not change the digest. The other pool matters
     only if both share a GPU, and because it may prevent the pools from sharing a prefix cache.
     """
     parts = {
-        "model": spec.model,
+        "model": router.spec.model,
         "engine": pool.engine.model_copy(update={"upgrade_policy": "Manual"}),
-        "nodePool": spec.node_pool,
-        "telemetry": spec.telemetry.model_copy(
+        "nodePool": router.spec.node_pool,
+        "telemetry": router.spec.telemetry.model_copy(
             update={"service_monitor": None, "access_log": False, "trace_url": None}
         ),
     }
@@ -340,6 +322,6 @@ def _spec_hash(spec: EffectiveSpec, pool: EffectivePool) -> str:
         part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()
     }
     fields["pool"] = pool.template_fields
-    if spec.placement == "SharedGPU":
-        fields["neighbour"] = spec.pools[other_pool(pool.name)].template_fields
-    return digest([fields, template_inputs(spec, pool)])
+    if router.spec.placement == "SharedGPU":
+        fields["neighbour"] = router.pools[other_pool(pool.name)].template_fields
+    return digest([fields, template_inputs(router, pool)])

@@ -5,31 +5,33 @@ from typing import Any
 
 import yaml
 
-from dps_operator.api import CA_FILE, to_wire
+from dps_operator.api import CA_FILE, SecretKeyRef, to_wire
 from dps_operator.build.pods import (
     TOKENIZER_FILES,
     Target,
+    container_ports,
     container_resources,
+    credential,
     overlay,
     plain_env,
     pod_template,
-    pull_secrets,
-    restricted,
+    probes,
+    secret_env,
+    service,
     source_additions,
     spread,
 )
-from dps_operator.build.redis import redis_url_source
-from dps_operator.effective import EffectivePool, EffectiveSpec, Router, model_path
+from dps_operator.build.redis import URL_KEY
+from dps_operator.effective import EffectivePool, Router, model_path
 from dps_operator.errors import SpecError
 from dps_operator.objects import (
-    CREDENTIALS,
     MODELS,
     STARTUP_CONFIG_HASH,
     Manifest,
     child_manifest,
     child_name,
-    credential_entry,
     digest,
+    given,
     selector,
 )
 from dps_operator.settings import Settings
@@ -72,32 +74,30 @@ SOURCE = Target(
     volume="cache",
     folder=CACHE_DIR,
     resources={"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-    security=restricted(USER)[1],
     files=TOKENIZER_FILES,
 )
 """Only the tokenizer is downloaded."""
 
 
-def _model(spec: EffectiveSpec) -> dict[str, Any]:
+def _model(router: Router) -> dict[str, Any]:
     """The section `model`. Raises SpecError if the tokenizer is not on the Hub or a volume of the gateway."""
-    model, gateway = spec.model, spec.gateway
-    section: dict[str, Any] = {"name": model.served_name or model.name, "tokenizer": _tokenizer(spec)}
-    if model.revision is not None and section["tokenizer"] == model.name:
-        section["revision"] = model.revision
-    if gateway.model_aliases:
-        section["aliases"] = dict.fromkeys(gateway.model_aliases, section["name"])
-    if not gateway.strict_model:
-        section["strict"] = False
-    if gateway.volatile_prompt is not None:
-        section["volatilePrompt"] = gateway.volatile_prompt
-    return section
+    model, gateway = router.spec.model, router.spec.gateway
+    name, tokenizer = model.served_name or model.name, _tokenizer(router)
+    return given(
+        name=name,
+        tokenizer=tokenizer,
+        revision=model.revision if tokenizer == model.name else None,
+        aliases=dict.fromkeys(gateway.model_aliases, name) or None,
+        strict=None if gateway.strict_model else False,
+        volatilePrompt=gateway.volatile_prompt,
+    )
 
 
-def _tokenizer(spec: EffectiveSpec) -> str:
-    path = model_path(spec.tokenizer_source, "model", CACHE_DIR)
+def _tokenizer(router: Router) -> str:
+    path = model_path(router.tokenizer_source, "model", CACHE_DIR)
     if path is not None:
         return path
-    tokenizer, cache = spec.model.tokenizer or spec.model.name, spec.model.cache
+    tokenizer, cache = router.spec.model.tokenizer or router.spec.model.name, router.spec.model.cache
     if "://" in tokenizer:
         raise SpecError(
             f"spec.model.tokenizer: the gateway cannot load a tokenizer from {tokenizer}; set it to a model id on the "
@@ -112,107 +112,88 @@ def _tokenizer(spec: EffectiveSpec) -> str:
     return tokenizer
 
 
-def _listen(spec: EffectiveSpec) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "host": "0.0.0.0",
-        "port": PORT,
-        "adminPort": ADMIN_PORT,
-        "adminTokenFile": ADMIN_TOKEN_FILE,
-    }
-    if spec.gateway.tls is not None:
-        # The keys of a Secret of the type kubernetes.io/tls.
-        section["tls"] = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
-    return section
+def _listen(router: Router) -> dict[str, Any]:
+    # The keys of a Secret of the type kubernetes.io/tls.
+    tls = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
+    return given(
+        host="0.0.0.0",
+        port=PORT,
+        adminPort=ADMIN_PORT,
+        adminTokenFile=ADMIN_TOKEN_FILE,
+        tls=None if router.spec.gateway.tls is None else tls,
+    )
 
 
 def _pool(router: Router, pool: EffectivePool) -> dict[str, Any]:
     """A pool, with the Service whose endpoints the gateway discovers."""
     name, port = child_name(router, pool.name), pool.runtime.port
-    section: dict[str, Any] = {"service": {"name": name, "namespace": router.namespace, "port": port}}
-    if router.spec.engine.api_key_secret_ref is not None:
-        section["apiKeyFile"] = ENGINE_KEY_FILE
-    return section
+    return given(
+        service={"name": name, "namespace": router.namespace, "port": port},
+        apiKeyFile=None if router.spec.engine.api_key_secret_ref is None else ENGINE_KEY_FILE,
+    )
 
 
-def _routing(spec: EffectiveSpec) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "policy": spec.routing.policy,
-        "thresholdTokens": spec.routing.threshold_tokens,
-    }
-    if spec.routing.min_acceptance is not None:
-        section["minAcceptance"] = spec.routing.min_acceptance
-    if spec.suspend:
-        section["suspended"] = True
-    if spec.shared_cache is not None:
-        section["commonPrefixCache"] = True
-    if spec.routing.calibration is not None:
-        section["decisionLog"] = DECISION_LOG
-    return section
+def _routing(router: Router) -> dict[str, Any]:
+    routing = router.spec.routing
+    # A threshold that is null has a meaning.
+    return {"policy": routing.policy, "thresholdTokens": routing.threshold_tokens} | given(
+        minAcceptance=routing.min_acceptance,
+        suspended=router.spec.suspend or None,
+        commonPrefixCache=None if router.shared_cache is None else True,
+        decisionLog=None if routing.calibration is None else DECISION_LOG,
+    )
 
 
 def _session(router: Router) -> dict[str, Any]:
-    spec = router.spec
-    section: dict[str, Any] = {
-        "ttlSeconds": spec.routing.session_ttl_seconds,
-        "redisTimeoutSeconds": spec.session_store.timeout_seconds or REDIS_TIMEOUT_SECONDS,
-    }
-    if spec.session_store.url_secret_ref is not None:
-        section["redisUrlFile"] = REDIS_URL_FILE
+    routing, store = router.spec.routing, router.spec.session_store
+    external = store.url_secret_ref is not None
+    return given(
+        ttlSeconds=routing.session_ttl_seconds,
+        redisTimeoutSeconds=store.timeout_seconds or REDIS_TIMEOUT_SECONDS,
+        redisUrlFile=REDIS_URL_FILE if external else None,
         # Other routers may use the same Redis.
-        section["scope"] = f"{router.namespace}/{router.name}"
-    if spec.session_store.mirror_records is not None:
-        section["mirrorRecords"] = spec.session_store.mirror_records
-    if spec.routing.session_keys:
-        section["keys"] = list(spec.routing.session_keys)
-    return section
+        scope=f"{router.namespace}/{router.name}" if external else None,
+        mirrorRecords=store.mirror_records,
+        keys=list(routing.session_keys) or None,
+    )
 
 
 def _telemetry(router: Router) -> dict[str, Any]:
     telemetry = router.spec.telemetry
-    section: dict[str, Any] = {}
-    if telemetry.otlp_endpoint is not None:
-        section = {
-            "otlpEndpoint": telemetry.otlp_endpoint,
-            "protocol": telemetry.protocol,
-            "sampleRatio": telemetry.sample_ratio,
-            "serviceName": child_name(router, "gateway"),
-        }
-    if telemetry.trace_url is not None:
-        section["traceUrl"] = telemetry.trace_url
-    if telemetry.access_log:
-        section["accessLog"] = ACCESS_LOG
-    return section
+    traces = {
+        "otlpEndpoint": telemetry.otlp_endpoint,
+        "protocol": telemetry.protocol,
+        "sampleRatio": telemetry.sample_ratio,
+        "serviceName": child_name(router, "gateway"),
+    }
+    others = given(traceUrl=telemetry.trace_url, accessLog=ACCESS_LOG if telemetry.access_log else None)
+    return others if telemetry.otlp_endpoint is None else traces | others
 
 
-def _timeouts(spec: EffectiveSpec) -> dict[str, Any]:
-    wake = {"wakeSeconds": WAKE_SECONDS} if spec.may_scale_to_zero else {}
-    return {"drainSeconds": spec.gateway.drain_seconds, **wake, **to_wire(spec.gateway.timeouts)}
+def _timeouts(router: Router) -> dict[str, Any]:
+    gateway = router.spec.gateway
+    wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
+    return {"drainSeconds": gateway.drain_seconds, **wake, **to_wire(gateway.timeouts)}
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis, which contains a password, is not part of it."""
-    spec = router.spec
-    name = child_name(router, "gateway")
-    config: dict[str, Any] = {
-        "configMap": {"name": name, "namespace": router.namespace, "key": CONFIG_FILE},
-        "listen": _listen(spec),
-        "model": _model(spec),
-        "pools": {name: _pool(router, pool) for name, pool in spec.pools.items()},
-        "routing": _routing(spec),
-        "session": _session(router),
-        "timeouts": _timeouts(spec),
-    }
-    if limits := to_wire(spec.gateway.limits):
-        config["limits"] = limits
-    if not spec.gateway.retries.continue_streams:
-        config["retries"] = {"continueStreams": False}
-    if spec.gateway.auth is not None:
-        config["auth"] = {"keysFile": f"{KEYS_DIR}/keys"}
-        if not spec.gateway.auth.isolate_cache:
-            config["auth"]["isolateCache"] = False
-    if telemetry := _telemetry(router):
-        config["telemetry"] = telemetry
-    return config
+    gateway, auth = router.spec.gateway, router.spec.gateway.auth
+    separate = None if auth is None or auth.isolate_cache else False
+    config_map = {"name": child_name(router, "gateway"), "namespace": router.namespace, "key": CONFIG_FILE}
+    return given(
+        configMap=config_map,
+        listen=_listen(router),
+        model=_model(router),
+        pools={name: _pool(router, pool) for name, pool in router.pools.items()},
+        routing=_routing(router),
+        session=_session(router),
+        timeouts=_timeouts(router),
+        limits=to_wire(gateway.limits) or None,
+        retries=None if gateway.retries.continue_streams else {"continueStreams": False},
+        auth=None if auth is None else given(keysFile=f"{KEYS_DIR}/keys", isolateCache=separate),
+        telemetry=_telemetry(router) or None,
+    )
 
 
 def read_at_start(config: dict[str, Any]) -> dict[str, Any]:
@@ -256,28 +237,27 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         mounts.append({"name": name, "mountPath": folder, "readOnly": True})
         volumes.append({"name": name, **source})
 
-    def mount_key(name: str, path: str, secret: str, key: str, **options: Any) -> None:
+    def mount_key(name: str, path: str, reference: SecretKeyRef, **options: Any) -> None:
         """Mount one key of a Secret as a file."""
         folder, _, file = path.rpartition("/")
-        items = [{"key": key, "path": file}]
-        mount(name, folder, secret={"secretName": secret, "items": items, **options})
+        items = [{"key": reference.key, "path": file}]
+        mount(name, folder, secret={"secretName": reference.name, "items": items, **options})
 
-    token = credential_entry(router.name, "gateway", ADMIN_TOKEN_KEY)
-    mount_key("admin-token", ADMIN_TOKEN_FILE, CREDENTIALS, token)
+    mount_key("admin-token", ADMIN_TOKEN_FILE, credential(router, "gateway", ADMIN_TOKEN_KEY))
     if spec.gateway.auth is not None:
         mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
     if spec.gateway.tls is not None:
         mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
     if (key := spec.engine.api_key_secret_ref) is not None:
-        mount_key("engine-key", ENGINE_KEY_FILE, key.name, key.key)
+        mount_key("engine-key", ENGINE_KEY_FILE, key)
     if (url := store.url_secret_ref) is not None:
         # If the Secret is missing, the pod's status states this because of the variable DPS_REDIS_URL; a missing volume
         # would only be visible in events.
-        mount_key("redis-url", REDIS_URL_FILE, url.name, url.key, optional=True)
+        mount_key("redis-url", REDIS_URL_FILE, url, optional=True)
     if (authorities := store.ca_secret_ref) is not None:
-        mount_key("redis-ca", CA_FILE, authorities.name, authorities.key)
+        mount_key("redis-ca", CA_FILE, authorities)
     cache = spec.model.cache
-    if cache is not None and _tokenizer(spec).startswith(f"{MODELS}/"):
+    if cache is not None and _tokenizer(router).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
         mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
@@ -289,31 +269,24 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
     env: list[Manifest] = [
         *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "DPS_REDIS_URL", "valueFrom": redis_url_source(router)},
+        secret_env(
+            "DPS_REDIS_URL", spec.session_store.url_secret_ref or credential(router, "redis", URL_KEY)
+        ),
     ]
     if spec.model.token_secret_ref is not None:
-        reference = to_wire(spec.model.token_secret_ref)
-        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
-
-    def probe(path: str, **timing: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": "admin"}, **timing}
-
+        env.append(secret_env("HF_TOKEN", spec.model.token_secret_ref))
     return {
         "name": "gateway",
         "image": spec.gateway.image or settings.gateway_image,
         "args": ["gateway", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
         "env": env,
-        "ports": [
-            {"name": "http", "containerPort": PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
-        ],
+        "ports": container_ports(http=PORT, admin=ADMIN_PORT),
         "resources": container_resources(DEFAULT_RESOURCES, spec.gateway.resources),
         # The first start downloads the tokenizer, which can take minutes.
-        "startupProbe": probe("/livez", periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
-        "readinessProbe": probe("/readyz", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
-        "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
-        "securityContext": restricted(USER)[1],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes(
+            {"httpGet": {"path": "/readyz", "port": "admin"}},
+            live={"httpGet": {"path": "/livez", "port": "admin"}},
+        ),
         "volumeMounts": mounts,
     }
 
@@ -325,19 +298,19 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     pod: Manifest = {
         "automountServiceAccountToken": True,
         "containers": [_container(router, settings, mounts)],
-        "securityContext": restricted(USER)[0],
         "serviceAccountName": child_name(router, "gateway"),
         "terminationGracePeriodSeconds": _grace_seconds(router),
         "topologySpreadConstraints": spread(router, "gateway"),
         "volumes": volumes,
-        **pull_secrets(settings),
     }
     template = pod_template(
         router,
         "gateway",
-        overlay(pod, source_additions(router.spec.tokenizer_source, "model", SOURCE, settings.loader_image)),
+        settings,
+        overlay(pod, source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)),
         gateway.pod_template,
         {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
+        user=USER,
     )
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
@@ -347,44 +320,22 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         "template": template,
     }
     if gateway.autoscaling is None:
-        spec["replicas"] = router.spec.gateway_replicas
+        spec["replicas"] = router.gateway_replicas
     return child_manifest(router, "apps/v1", "Deployment", "gateway", spec=spec)
 
 
 def gateway_services(router: Router) -> list[Manifest]:
     """The Service for clients, and a headless one for the admin port, which clients must not reach."""
-    service = router.spec.gateway.service
-    exposure = {
-        field: value for field, value in to_wire(service).items() if field not in ("port", "annotations")
-    }
-    port: Manifest = {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}
+    exposure = to_wire(router.spec.gateway.service)
+    port, annotations = exposure.pop("port"), exposure.pop("annotations")
+    clients = service(router, "gateway", {"http": port}, **exposure)
+    if annotations:
+        clients["metadata"]["annotations"] = annotations
     if router.spec.gateway.tls is not None:
         # Controllers of Ingresses and Gateways that support it then use TLS.
-        port["appProtocol"] = "https"
-    clients = child_manifest(
-        router,
-        "v1",
-        "Service",
-        "gateway",
-        dict(service.annotations),
-        spec={
-            **exposure,
-            "selector": selector(router, "gateway"),
-            "ports": [port],
-        },
-    )
-    metrics = child_manifest(
-        router,
-        "v1",
-        "Service",
-        "metrics",
-        spec={
-            "type": "ClusterIP",
-            "clusterIP": "None",
-            "selector": selector(router, "gateway"),
-            "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
-        },
-    )
+        clients["spec"]["ports"][0]["appProtocol"] = "https"
+    gateways = selector(router, "gateway")
+    metrics = service(router, "metrics", {"admin": ADMIN_PORT}, clusterIP="None", selector=gateways)
     return [clients, metrics]
 
 

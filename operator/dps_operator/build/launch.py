@@ -8,7 +8,7 @@ from dps_engines.pools import PoolName, other_pool
 from dps_operator.api import Engine
 from dps_operator.build.nodes import SHARES, gpu_bytes
 from dps_operator.build.prefix_cache import launch_settings
-from dps_operator.effective import EffectivePool, EffectiveSpec, Router, launch_speculation, model_path
+from dps_operator.effective import EffectivePool, Router, launch_speculation, model_path
 from dps_operator.errors import SpecError
 from dps_operator.objects import MODELS
 
@@ -18,11 +18,11 @@ COPIED: Final = {field.name for field in fields(Launch)} & Engine.model_fields.k
 """The fields of `spec.engine` that a Launch has as well, and that are copied to it."""
 
 
-def _gpu_bytes(spec: EffectiveSpec, pool: EffectivePool) -> int | None:
+def _gpu_bytes(router: Router, pool: EffectivePool) -> int | None:
     """Memory of one GPU; None if it is unknown, as with resources of the pool's own."""
-    if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
+    if any(name.startswith("nvidia.com/") for name in pool.spec.resources.limits or {}):
         return None
-    return gpu_bytes(spec.node_pool)
+    return gpu_bytes(router.spec.node_pool)
 
 
 def memory_warning(router: Router) -> str:
@@ -30,7 +30,7 @@ def memory_warning(router: Router) -> str:
 
     Raises SpecError if the GPUs do not exist.
     """
-    pools = router.spec.pools.values()
+    pools = router.pools.values()
     warnings = (pool.runtime.memory_warning(_launch(router, pool), pool.all_args) for pool in pools)
     return next(filter(None, warnings), "")
 
@@ -47,7 +47,7 @@ def _launch(router: Router, pool: EffectivePool) -> Launch:
         speculation=launch_speculation(pool.speculation) if pool.speculation else None,
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
         prefix_cache=launch_settings(router),
-        gpu_bytes=_gpu_bytes(spec, pool),
+        gpu_bytes=_gpu_bytes(router, pool),
         adapters=tuple(Adapter(adapter.name, adapter.path) for adapter in spec.model.adapters),
         **spec.engine.model_dump(include=COPIED),
     )
@@ -58,23 +58,23 @@ def _placed_launch(router: Router, pool: EffectivePool) -> Launch:
     launch = _launch(router, pool)
     if router.spec.placement != "SharedGPU":
         return launch
-    launch = replace(launch, shares_gpu_with=_launch(router, router.spec.pools[other_pool(pool.name)]))
+    launch = replace(launch, shares_gpu_with=_launch(router, router.pools[other_pool(pool.name)]))
     if router.spec.node_pool.sharing.strategy != "MPS" or launch.gpu_bytes is None:
         return launch
     return replace(launch, memory_limit=launch.gpu_bytes // SHARES)
 
 
-def _check_arguments(spec: EffectiveSpec, pool: EffectivePool) -> None:
+def _check_arguments(router: Router, pool: EffectivePool) -> None:
     """Raises SpecError if the spec has an argument that the operator sets or that is not supported."""
-    neighbour = spec.pools[other_pool(pool.name)]
-    if spec.engine.args and pool.runtime is not neighbour.runtime:
+    neighbour = router.pools[other_pool(pool.name)]
+    if router.spec.engine.args and pool.runtime is not neighbour.runtime:
         raise SpecError(
             "spec.engine.args: the runtimes of the pools differ, and so do their arguments; use spec.pools.*.args"
         )
-    for field, arguments in (("spec.engine", spec.engine.args), (f"spec.pools.{pool.name}", pool.args)):
+    shares, common = router.shared_cache is not None, router.spec.engine.args
+    for field, arguments in (("spec.engine", common), (f"spec.pools.{pool.name}", pool.spec.args)):
         try:
             speculation = launch_speculation(pool.speculation) if pool.speculation else None
-            shares = spec.shared_cache is not None
             pool.runtime.check_arguments(arguments, speculation, prefix_cache=shares)
         except EngineError as error:
             raise SpecError(f"{field}.args: {error}") from error
@@ -97,14 +97,14 @@ def engine_arguments(router: Router, name: PoolName) -> list[str]:
     Raises SpecError if the version is not supported, if the spec has an argument that the operator sets or that is
     not supported, or if the engine does not support other parts of the spec.
     """
-    spec, pool = router.spec, router.spec.pools[name]
+    spec, pool = router.spec, router.pools[name]
     engine, runtime = pool.engine, pool.runtime
     try:
         runtime.check_version(pool.version)
     except EngineError as error:
         field = f"spec.pools.{name}" if pool.own_engine else "spec.engine"
         raise SpecError(f"{field}: {error}") from error
-    _check_arguments(spec, pool)
+    _check_arguments(router, pool)
     # The kubelet inserts the value of the variable, so that the pod template does not contain the key.
     by_argument = spec.engine.api_key_secret_ref is not None and runtime.api_key_variable is None
     api_key = ["--api-key", f"$({API_KEY_VARIABLE})"] if by_argument else []

@@ -14,6 +14,7 @@ from dps_operator.objects import (
     Manifest,
     child_manifest,
     child_name,
+    given,
     selector,
 )
 
@@ -27,11 +28,12 @@ def ingress(router: Router) -> list[Manifest]:
         return []
     backend = {"service": {"name": child_name(router, "gateway"), "port": {"name": "http"}}}
     path = {"path": "/", "pathType": "Prefix", "backend": backend}
-    spec: Manifest = {"rules": [{"host": settings.host, "http": {"paths": [path]}}]}
-    if settings.class_name is not None:
-        spec["ingressClassName"] = settings.class_name
-    if settings.tls_secret_name is not None:
-        spec["tls"] = [{"hosts": [settings.host], "secretName": settings.tls_secret_name}]
+    tls = [{"hosts": [settings.host], "secretName": settings.tls_secret_name}]
+    spec = given(
+        rules=[{"host": settings.host, "http": {"paths": [path]}}],
+        ingressClassName=settings.class_name,
+        tls=None if settings.tls_secret_name is None else tls,
+    )
     return [child_manifest(router, NETWORKING, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
 
 
@@ -45,16 +47,14 @@ def http_route(router: Router) -> list[Manifest]:
         "port": router.spec.gateway.service.port,
         "weight": settings.weight,
     }
-    rule: Manifest = {
-        "backendRefs": [own, *map(to_wire, settings.backend_refs)],
+    rule = given(
+        backendRefs=[own, *map(to_wire, settings.backend_refs)],
         # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
-        "timeouts": {"request": settings.request_timeout},
-    }
-    if settings.filters:
-        rule["filters"] = list(settings.filters)
-    spec: Manifest = {"parentRefs": [to_wire(parent) for parent in settings.parent_refs], "rules": [rule]}
-    if settings.hostnames:
-        spec["hostnames"] = list(settings.hostnames)
+        timeouts={"request": settings.request_timeout},
+        filters=list(settings.filters) or None,
+    )
+    parents, hosts = list(map(to_wire, settings.parent_refs)), list(settings.hostnames)
+    spec = given(parentRefs=parents, rules=[rule], hostnames=hosts or None)
     return [child_manifest(router, "gateway.networking.k8s.io/v1", "HTTPRoute", "gateway", spec=spec)]
 
 
@@ -93,20 +93,20 @@ def network_policies(router: Router) -> list[Manifest]:
     policies = [_policy(router, "gateway", [clients, *admin])]
     peers = [gateway, *settings.monitoring]
     waiting = [{"podSelector": {"matchLabels": selector(router, WAITING)}}]
-    neighbour = waiting if waits(router.spec, WAITING) else []
+    neighbour = waiting if waits(router, WAITING) else []
     engines = [{"podSelector": {"matchLabels": selector(router, pool)}} for pool in POOLS]
-    cache = router.spec.shared_cache
+    cache = router.shared_cache
     transfers = [{"from": engines}] if cache is not None and cache.mooncake is not None else []
-    for name, pool in router.spec.pools.items():
+    for name, pool in router.pools.items():
         allowed = [*peers, *neighbour] if name == FIRST else peers
         rule = {"from": allowed, "ports": _tcp(pool.runtime.port)}
         policies.append(_policy(router, name, [rule, *transfers]))
-    if router.spec.mooncake_master is not None:
+    if router.mooncake_master is not None:
         rules: list[Manifest] = [{"from": engines, "ports": _tcp(MASTER_PORT)}]
         if settings.monitoring:
             rules.append({"from": settings.monitoring, "ports": _tcp(HTTP_PORT)})
         policies.append(_policy(router, "mooncake", rules, egress=False))
-    if router.spec.redis is not None:
+    if router.redis is not None:
         policies.append(
             _policy(router, "redis", [{"from": [gateway], "ports": _tcp(REDIS_PORT)}], egress=False)
         )
@@ -133,7 +133,7 @@ def service_monitor(router: Router) -> list[Manifest]:
     if monitor is None:
         return []
     components = ["metrics", *POOLS]
-    if router.spec.mooncake_master is not None:
+    if router.mooncake_master is not None:
         components.append("mooncake")
     manifest = child_manifest(
         router,

@@ -11,12 +11,21 @@ from dps_operator.api import (
     PodTemplate,
     Resources,
     S3Source,
+    SecretKeyRef,
     quantity_value,
     to_wire,
 )
-from dps_operator.effective import MOUNTS, EffectivePool, EffectiveSpec, Role, Router, bucket_of
+from dps_operator.effective import MOUNTS, EffectivePool, Role, Router, bucket_of
 from dps_operator.errors import SpecError
-from dps_operator.objects import Component, Manifest, labels, selector
+from dps_operator.objects import (
+    CREDENTIALS,
+    Component,
+    Manifest,
+    child_manifest,
+    credential_entry,
+    labels,
+    selector,
+)
 from dps_operator.settings import Settings
 
 _HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
@@ -35,6 +44,7 @@ CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
+READ_ONLY: Manifest = CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
 
 
 def _without_alternatives(base: Manifest, over: Manifest, key: str) -> Manifest:
@@ -84,49 +94,94 @@ def container_resources(defaults: Manifest, overrides: Resources) -> Manifest:
     return {part: amounts for part, amounts in merged.items() if amounts}
 
 
-def restricted(user: int) -> tuple[Manifest, Manifest]:
-    """Pod and container security contexts that satisfy the restricted Pod Security Standard."""
-    pod = {
-        "runAsNonRoot": True,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "fsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    return pod, CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
-
-
 def plain_env(env: Mapping[str, str]) -> list[Manifest]:
     """A container's `env` with these names and values, in the same order."""
     return [{"name": name, "value": value} for name, value in env.items()]
 
 
-def pull_secrets(settings: Settings) -> Manifest:
-    """The field `imagePullSecrets` of a pod; empty if there are none."""
-    names = [{"name": name} for name in settings.pull_secrets]
-    return {"imagePullSecrets": names} if names else {}
+def secret_env(name: str, reference: SecretKeyRef) -> Manifest:
+    """An environment variable with a value from a Secret."""
+    return {"name": name, "valueFrom": {"secretKeyRef": to_wire(reference)}}
+
+
+def credential(router: Router, component: Component, name: str) -> SecretKeyRef:
+    """One of the random values of a DPSRouter."""
+    return SecretKeyRef(name=CREDENTIALS, key=credential_entry(router.name, component, name))
+
+
+def container_ports(**ports: int) -> list[Manifest]:
+    """A container's `ports`, by their names."""
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
+
+
+def probes(handler: Manifest, *, live: Manifest | None = None) -> Manifest:
+    """The probes of a small server, which starts within five minutes. live: the handler of the liveness probe."""
+    live = live or handler
+    return {
+        "startupProbe": live | {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 150},
+        "readinessProbe": handler | {"periodSeconds": 5, "timeoutSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": live | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+    }
+
+
+def claim_spec(size: str, storage_class: str | None, mode: str = "ReadWriteMany") -> Manifest:
+    """The spec of a PersistentVolumeClaim that the operator creates."""
+    spec: Manifest = {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
+    return spec | ({} if storage_class is None else {"storageClassName": storage_class})
+
+
+def service(router: Router, component: Component, ports: Mapping[str, int], **spec: Any) -> Manifest:
+    """The Service of a component's pods. ports: by name, which is that of the container's port as well."""
+    body: Manifest = {
+        "type": "ClusterIP",
+        "selector": selector(router, component),
+        "ports": [
+            {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}
+            for name, port in ports.items()
+        ],
+    }
+    return child_manifest(router, "v1", "Service", component, spec=body | spec)
 
 
 def pod_template(
     router: Router,
     component: Component,
+    settings: Settings,
     spec: Manifest,
     over: PodTemplate | None = None,
     annotations: dict[str, str] | None = None,
+    *,
+    user: int | None = None,
 ) -> Manifest:
-    """The pod template of a component, merged with the user's. Labels of the selector cannot be overridden."""
+    """The pod template of a component, merged with the user's. Labels of the selector cannot be overridden.
+
+    user: with which the pod satisfies the restricted Pod Security Standard, unless its containers have security
+    contexts of their own.
+    """
+    container = CONTAINER_SECURITY
+    pod: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if user is not None:
+        pod |= {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
+        container = READ_ONLY
+    defaults = {"securityContext": container, "terminationMessagePolicy": "FallbackToLogsOnError"}
     template: Manifest = {
         "metadata": {"labels": labels(router, component)},
         "spec": {
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
+            "securityContext": pod,
             **spec,
         },
     }
+    for field in ("initContainers", "containers"):
+        if field in spec:
+            template["spec"][field] = [defaults | container for container in spec[field]]
+    if settings.pull_secrets:
+        template["spec"]["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     if annotations:
         template["metadata"]["annotations"] = annotations
     if over is not None:
-        template = overlay(template, over.model_dump(by_alias=True, exclude_none=True))
+        template = overlay(template, to_wire(over))
         template["metadata"]["labels"] |= labels(router, component)
     return template
 
@@ -157,8 +212,6 @@ DOWNLOAD = (
 REMOTES = {"s3": "s3", "gs": "gcs"}
 """rclone's name of each kind of storage."""
 ENGINE_RESOURCES: Manifest = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
-ENGINE_SECURITY = CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
-"""rclone's container runs as the image's user, root, as engines do."""
 
 
 @dataclass(frozen=True)
@@ -166,24 +219,22 @@ class Target:
     """The container that reads a model.
 
     name: the container. volume, folder: the volume to which models are downloaded, and where it is mounted.
-    resources: of the init container. security: its security context. files: pattern of the files to download; all of
-    them if empty.
+    resources: of the init container. files: pattern of the files to download; all of them if empty.
     """
 
     name: str
     volume: str
     folder: str
     resources: Manifest
-    security: Manifest
     files: str = ""
 
 
-def service_account(spec: EffectiveSpec, pool: EffectivePool) -> Manifest:
+def service_account(router: Router, pool: EffectivePool) -> Manifest:
     """The field `serviceAccountName` of an engine's pod; empty if no source needs one.
 
     Raises SpecError if the sources of the model and the draft need different ones.
     """
-    sources = [spec.model.source, pool.draft_source]
+    sources = [router.spec.model.source, pool.draft_source]
     buckets = [source.s3 or source.gs for source in sources if source is not None]
     names = {bucket.service_account_name for bucket in buckets if bucket and bucket.service_account_name}
     if len(names) > 1:
@@ -241,8 +292,8 @@ def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: st
         ],
         "env": env,
         "resources": target.resources,
-        "securityContext": target.security,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        # The user is that of the image, or of the pod.
+        "securityContext": READ_ONLY,
         "volumeMounts": mounts,
     }
     return {"initContainers": [container], **({"volumes": volumes} if volumes else {})}
@@ -263,8 +314,7 @@ def _credentials(bucket: S3Source | GSSource, role: Role) -> tuple[list[Manifest
     if reference is None:
         return [], []
     if isinstance(bucket, S3Source):
-        keys = [(name, {"name": reference.name, "key": name}) for name in AWS_KEYS]
-        return [{"name": name, "valueFrom": {"secretKeyRef": key}} for name, key in keys], []
+        return [secret_env(name, SecretKeyRef(name=reference.name, key=name)) for name in AWS_KEYS], []
     wire = to_wire(reference)
     secret = {"secretName": wire["name"], "items": [{"key": wire["key"], "path": CREDENTIALS_FILE}]}
     file = f"{CREDENTIALS_DIR}/{role}/{CREDENTIALS_FILE}"

@@ -5,14 +5,15 @@ from typing import Any
 from dps_engines.launch import MooncakeCache
 from dps_operator.api import MooncakeMaster, quantity_bytes
 from dps_operator.build.pods import (
-    CONTAINER_SECURITY,
+    READ_ONLY,
+    container_ports,
     container_resources,
     plain_env,
     pod_template,
-    pull_secrets,
-    restricted,
+    probes,
+    service,
 )
-from dps_operator.effective import EffectivePool, EffectiveSpec, Router
+from dps_operator.effective import EffectivePool, Router
 from dps_operator.errors import SpecError
 from dps_operator.objects import Manifest, child_manifest, child_name, selector
 from dps_operator.settings import Settings
@@ -26,26 +27,26 @@ PLUGIN_RESOURCES: Manifest = {"requests": {"cpu": "50m", "memory": "64Mi"}, "lim
 _PLUGIN_MOUNT: Manifest = {"name": "prefix-cache-plugin", "mountPath": PLUGIN_DIR}
 
 
-def _separates_tenants(spec: EffectiveSpec, pool: EffectivePool) -> bool:
+def _separates_tenants(router: Router, pool: EffectivePool) -> bool:
     """Whether the engines of a pool need the plugin to keep the tenants' prefix caches apart, and can load it."""
-    auth = spec.gateway.auth
+    auth = router.spec.gateway.auth
     return auth is not None and auth.isolate_cache and pool.runtime.loads_plugin(pool.version)
 
 
-def template_inputs(spec: EffectiveSpec, pool: EffectivePool) -> list[Any]:
+def template_inputs(router: Router, pool: EffectivePool) -> list[Any]:
     """The settings, as JSON, on which the additions to a pool's pod template depend. Defaults are left out."""
-    if spec.shared_cache is None:
-        return ["plugin"] if _separates_tenants(spec, pool) else []
+    if router.shared_cache is None:
+        return ["plugin"] if _separates_tenants(router, pool) else []
     master = {"mooncake": {"master"}}
-    return [spec.shared_cache.model_dump(mode="json", exclude_defaults=True, exclude=master)]
+    return [router.shared_cache.model_dump(mode="json", exclude_defaults=True, exclude=master)]
 
 
 def launch_settings(router: Router) -> MooncakeCache | None:
     """Settings of the engines' command lines; None if the engines do not share a prefix cache."""
     spec = router.spec
-    if spec.shared_cache is None or spec.shared_cache.mooncake is None:
+    if router.shared_cache is None or router.shared_cache.mooncake is None:
         return None
-    mooncake, greedy = spec.shared_cache.mooncake, spec.pools["greedy"]
+    mooncake, greedy = router.shared_cache.mooncake, router.pools["greedy"]
     managed = f"{child_name(router, 'mooncake')}.{router.namespace}.svc:{MASTER_PORT}"
     return MooncakeCache(
         master=mooncake.external_master or managed,
@@ -78,21 +79,19 @@ def _plugin_container(settings: Settings) -> Manifest:
         "image": settings.plugin_image,
         "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
         "resources": PLUGIN_RESOURCES,
-        "securityContext": CONTAINER_SECURITY
-        | {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": USER},
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": READ_ONLY | {"runAsNonRoot": True, "runAsUser": USER},
         "volumeMounts": [_PLUGIN_MOUNT],
     }
 
 
-def pod_additions(spec: EffectiveSpec, pool: EffectivePool, settings: Settings) -> Manifest:
+def pod_additions(router: Router, pool: EffectivePool, settings: Settings) -> Manifest:
     """What to merge into the pod spec of a pool's engines; empty if they need no plugin.
 
     The plugin separates the tenants of /v1/messages even if the engines do not share a prefix cache. Raises SpecError
     if the spec's PYTHONPATH cannot be extended.
     """
-    cache = spec.shared_cache
-    if cache is None and not _separates_tenants(spec, pool):
+    cache = router.shared_cache
+    if cache is None and not _separates_tenants(router, pool):
         return {}
     engine: Manifest = {
         "name": "engine",
@@ -114,33 +113,24 @@ def pod_additions(spec: EffectiveSpec, pool: EffectivePool, settings: Settings) 
 
 
 HTTP_PORT = 9003
+PORTS = {"rpc": MASTER_PORT, "http": HTTP_PORT}
 MASTER_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 COMMAND = ("mooncake_master",)
 ARGUMENTS = (f"--rpc_port={MASTER_PORT}", f"--metrics_port={HTTP_PORT}")
 
 
-def _master_container(spec: EffectiveSpec, master: MooncakeMaster) -> Manifest:
-    def probe(**timing: int) -> Manifest:
-        return {"httpGet": {"path": "/health", "port": "http"}, **timing}
-
+def _master_container(router: Router, master: MooncakeMaster) -> Manifest:
     return {
         "name": "mooncake",
         # SGLang's images contain Mooncake.
-        "image": master.image or spec.pools["greedy"].image,
+        "image": master.image or router.pools["greedy"].image,
         "command": list(COMMAND),
         "args": list(ARGUMENTS),
         # SGLang's images request all GPUs of a node from NVIDIA's container runtime.
         "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
-        "ports": [
-            {"name": "rpc", "containerPort": MASTER_PORT, "protocol": "TCP"},
-            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
-        ],
+        "ports": container_ports(**PORTS),
         "resources": container_resources(MASTER_RESOURCES, master.resources),
-        "startupProbe": probe(periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
-        "readinessProbe": probe(periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
-        "livenessProbe": probe(periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
-        "securityContext": restricted(USER)[1],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes({"httpGet": {"path": "/health", "port": "http"}}),
     }
 
 
@@ -149,33 +139,18 @@ def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
 
     Two masters would each assign pages, so a rollout stops the old one first.
     """
-    master = router.spec.mooncake_master
+    master = router.mooncake_master
     if master is None:
         return []
-    template = pod_template(
-        router,
-        "mooncake",
-        {
-            "containers": [_master_container(router.spec, master)],
-            "securityContext": restricted(USER)[0],
-            "terminationGracePeriodSeconds": 30,
-            **pull_secrets(settings),
-        },
-        master.pod_template,
-    )
-    ports = [
-        {"name": "rpc", "port": MASTER_PORT, "targetPort": "rpc", "protocol": "TCP"},
-        {"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"},
-    ]
-    service = {"type": "ClusterIP", "selector": selector(router, "mooncake"), "ports": ports}
+    pod = {"containers": [_master_container(router, master)], "terminationGracePeriodSeconds": 30}
     deployment = {
         "replicas": 1,
         "selector": {"matchLabels": selector(router, "mooncake")},
         "strategy": {"type": "Recreate"},
         "revisionHistoryLimit": 3,
-        "template": template,
+        "template": pod_template(router, "mooncake", settings, pod, master.pod_template, user=USER),
     }
     return [
-        child_manifest(router, "v1", "Service", "mooncake", spec=service),
+        service(router, "mooncake", PORTS),
         child_manifest(router, "apps/v1", "Deployment", "mooncake", spec=deployment),
     ]

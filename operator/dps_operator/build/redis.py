@@ -1,10 +1,19 @@
 """The session store: a managed Redis, or the URL of an external one from a Secret."""
 
-from dps_operator.api import ManagedStore, quantity_bytes, to_wire
-from dps_operator.build.pods import container_resources, pod_template, pull_secrets, restricted
+from dps_operator.api import ManagedStore, quantity_bytes
+from dps_operator.build.pods import (
+    claim_spec,
+    container_ports,
+    container_resources,
+    credential,
+    pod_template,
+    probes,
+    secret_env,
+    service,
+)
 from dps_operator.effective import Router
 from dps_operator.errors import SpecError
-from dps_operator.objects import CREDENTIALS, Manifest, child_manifest, child_name, credential_entry, selector
+from dps_operator.objects import Manifest, child_manifest, child_name, selector
 from dps_operator.settings import Settings
 
 REDIS_PORT = 6379
@@ -31,14 +40,6 @@ The controller appends a hyphen and a hash of up to ten characters for a label, 
 (kubernetes#64023)."""
 
 
-def redis_url_source(router: Router) -> Manifest:
-    """The `valueFrom` of the gateway's Redis URL."""
-    reference = router.spec.session_store.url_secret_ref
-    if reference is not None:
-        return {"secretKeyRef": to_wire(reference)}
-    return {"secretKeyRef": {"name": CREDENTIALS, "key": credential_entry(router.name, "redis", URL_KEY)}}
-
-
 def redis_url(namespace: str, router_name: str, password: str) -> str:
     """The URL of the managed Redis, for the gateways."""
     return f"redis://:{password}@{router_name}-redis.{namespace}.svc:{REDIS_PORT}/0"
@@ -52,12 +53,9 @@ def _max_memory(resources: Manifest, size: str) -> str:
     return f"{max(int(min(memory, volume)) // 2**20, 1)}mb"
 
 
-def _container(store: ManagedStore, settings: Settings, router_name: str) -> Manifest:
+def _container(router: Router, store: ManagedStore, settings: Settings) -> Manifest:
     resources = container_resources(RESOURCES, store.resources)
     ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {REDIS_PORT} ping | grep -q PONG"]}}
-    password = {
-        "secretKeyRef": {"name": CREDENTIALS, "key": credential_entry(router_name, "redis", PASSWORD_KEY)}
-    }
     return {
         "name": "redis",
         "image": store.image or settings.redis_image,
@@ -73,14 +71,10 @@ def _container(store: ManagedStore, settings: Settings, router_name: str) -> Man
             # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
         ],
-        "env": [{"name": "REDISCLI_AUTH", "valueFrom": password}],
-        "ports": [{"name": "redis", "containerPort": REDIS_PORT, "protocol": "TCP"}],
+        "env": [secret_env("REDISCLI_AUTH", credential(router, "redis", PASSWORD_KEY))],
+        "ports": container_ports(redis=REDIS_PORT),
         "resources": resources,
-        "startupProbe": ping | {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 150},
-        "readinessProbe": ping | {"periodSeconds": 5, "timeoutSeconds": 2, "failureThreshold": 2},
-        "livenessProbe": ping | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
-        "securityContext": restricted(USER)[1],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes(ping),
         "volumeMounts": [
             {"name": "data", "mountPath": "/data"},
             {"name": "auth", "mountPath": AUTH_DIR, "readOnly": True},
@@ -101,36 +95,18 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
             "spec.sessionStore: a managed Redis requires a DPSRouter whose name has at most "
             f"{len(router.name) - excess} characters; use urlSecretRef, or choose another name"
         )
-    template = pod_template(
-        router,
-        "redis",
-        {
-            "containers": [_container(store, settings, router.name)],
-            "securityContext": restricted(USER)[0],
-            "terminationGracePeriodSeconds": 60,
-            **pull_secrets(settings),
-            "volumes": [
-                {
-                    "name": "auth",
-                    "secret": {
-                        "secretName": CREDENTIALS,
-                        "items": [
-                            {"key": credential_entry(router.name, "redis", AUTH_FILE), "path": AUTH_FILE}
-                        ],
-                        "defaultMode": 0o440,
-                    },
-                }
-            ],
-        },
-        store.pod_template,
-        {SECRET_REVISION: revision},
-    )
-    claim: Manifest = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": store.size}},
+    auth = credential(router, "redis", AUTH_FILE)
+    items = [{"key": auth.key, "path": AUTH_FILE}]
+    pod = {
+        "containers": [_container(router, store, settings)],
+        "terminationGracePeriodSeconds": 60,
+        "volumes": [
+            {"name": "auth", "secret": {"secretName": auth.name, "items": items, "defaultMode": 0o440}}
+        ],
     }
-    if store.storage_class_name is not None:
-        claim["storageClassName"] = store.storage_class_name
+    template = pod_template(
+        router, "redis", settings, pod, store.pod_template, {SECRET_REVISION: revision}, user=USER
+    )
     return child_manifest(
         router,
         "apps/v1",
@@ -150,7 +126,7 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
                     "apiVersion": "v1",
                     "kind": "PersistentVolumeClaim",
                     "metadata": {"name": "data"},
-                    "spec": claim,
+                    "spec": claim_spec(store.size, store.storage_class_name, "ReadWriteOnce"),
                 }
             ],
         },
@@ -163,16 +139,4 @@ def redis_service(router: Router) -> Manifest:
     It has one endpoint, so nothing is gained by removing an unready one. Kubernetes marks all pods of a node as unready
     whose lease has expired, for example after an outage of the API server, although Redis runs.
     """
-    port = {"name": "redis", "port": REDIS_PORT, "targetPort": "redis", "protocol": "TCP"}
-    return child_manifest(
-        router,
-        "v1",
-        "Service",
-        "redis",
-        spec={
-            "type": "ClusterIP",
-            "selector": selector(router, "redis"),
-            "ports": [port],
-            "publishNotReadyAddresses": True,
-        },
-    )
+    return service(router, "redis", {"redis": REDIS_PORT}, publishNotReadyAddresses=True)

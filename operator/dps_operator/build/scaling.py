@@ -29,8 +29,8 @@ def _autoscaler(
 def autoscalers(router: Router) -> list[Manifest]:
     """One HorizontalPodAutoscaler for each component with autoscaling."""
     manifests: list[Manifest] = []
-    for name, pool in router.spec.pools.items():
-        scaling = pool.autoscaling
+    for name, pool in router.pools.items():
+        scaling = pool.spec.autoscaling
         if scaling is None or not pool.has_autoscaler:
             continue
         # Requests that all gateways have for the pool, divided by the pool's replicas. Those that wait count as well,
@@ -68,10 +68,10 @@ def disruption_budgets(router: Router) -> list[Manifest]:
     gateway = router.spec.gateway
     components: list[Component] = [
         name
-        for name, pool in router.spec.pools.items()
-        if pool.min_replicas > 1 or pool.autoscaling is not None or pool.scaling == "External"
+        for name, pool in router.pools.items()
+        if pool.min_replicas > 1 or pool.spec.autoscaling is not None or pool.spec.scaling == "External"
     ]
-    if router.spec.gateway_replicas > 1 or gateway.autoscaling is not None:
+    if router.gateway_replicas > 1 or gateway.autoscaling is not None:
         components.append("gateway")
     return [
         child_manifest(

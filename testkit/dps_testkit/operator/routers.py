@@ -3,7 +3,8 @@
 from typing import Any
 
 from dps_operator.api import parse
-from dps_operator.effective import Observed, Router, effective_spec
+from dps_operator.effective import Observed, Router, resolved_router
+from dps_operator.objects import Owner
 from dps_operator.settings import Settings
 
 SETTINGS = Settings(
@@ -187,7 +188,7 @@ def router(
     observed: Observed = NOTHING_OBSERVED,
 ) -> Router:
     """A DPSRouter with this spec, its recorded status, and what is observed of it."""
-    return Router("serving", name, "uid-1", 1, effective_spec(parse(spec), status or {}, observed))
+    return resolved_router(Owner("serving", name, "uid-1"), 1, parse(spec), status or {}, observed)
 
 
 def smallest(**pools: Any) -> Router:
