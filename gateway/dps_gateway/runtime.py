@@ -92,7 +92,7 @@ class Runtime:
             config.telemetry.access_log, "access log", self.metrics.access_log_dropped.inc
         )
         self.engine = SGLang()
-        self.renderer = PromptRenderer(tokenizer, self.engine)
+        self.renderer = PromptRenderer(tokenizer)
         self.upstream = Upstream(config.timeouts)
         session, limits = config.session, config.limits
         self.mirror = Mirror(session.mirror_records)
