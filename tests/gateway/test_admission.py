@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dps_gateway.api.call import urgency_of
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull, SlotRequest
-from dps_gateway.upstream.fair_queue import Entry, PriorityQueue
+from dps_gateway.upstream.fair_queue import Entry, FairQueue
 from tests.gateway.engine_pool import PoolPair
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
@@ -92,7 +92,7 @@ ENTRIES = st.lists(
 def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
     entries: list[Entry[int]], tenant: str, urgency: int
 ) -> None:
-    queue: PriorityQueue[int] = PriorityQueue()
+    queue: FairQueue[int] = FairQueue()
     for entry in entries:
         queue.add(entry)
     order = [entry.urgency for entry in queue]
