@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -115,11 +115,14 @@ class Call:
     """The size of the request's body, as far as it has arrived."""
     _deadline: float = 0.0
     """The end of the time for the whole response, on the event loop's clock."""
-    written_at: float = -math.inf
+    _written_at: float = -math.inf
     """When the last part of the response was sent, on the event loop's clock."""
     _write_limit: float | None = None
     """The end of the time for the write in progress, on the event loop's clock."""
     _watch: asyncio.TimerHandle | None = None
+    _next_heartbeat: asyncio.TimerHandle | None = None
+    _heartbeat: asyncio.Task[None] | None = None
+    """The heartbeat that is being sent, or was sent last."""
 
     def authenticate(self) -> None:
         """Check the client's API key, and count the request for it. Raises Unauthorized, KeyBusy and KeyExhausted."""
@@ -172,6 +175,7 @@ class Call:
 
     def ended(self) -> None:
         """Stop watching the client, release the memory of the body, and stop counting the request for its API key."""
+        self.stop_heartbeats()
         self.runtime.bodies.release(self.tenant, self._buffered)
         if self._watch is not None:
             self._watch.cancel()
@@ -270,17 +274,47 @@ class Call:
         """
         if data and self.request.method != hdrs.METH_HEAD:
             response = self._started()
-            self.written_at = asyncio.get_running_loop().time()
-            self._write_limit = self._limit(self.written_at)
+            self._written_at = asyncio.get_running_loop().time()
+            self._write_limit = self._limit(self._written_at)
             try:
                 await response.write(data)
             finally:
                 self._write_limit = None
 
-    @property
-    def writing(self) -> bool:
-        """Whether a part of the response is being sent."""
-        return self._write_limit is not None
+    def start_heartbeats(self, event: bytes) -> None:
+        """Send `event` after every timeouts.heartbeatSeconds in which nothing else has been sent.
+
+        Clients and load balancers close connections on which nothing arrives for some time, often 60 seconds. The first
+        heartbeat also sends the headers, with status 200, if the answer has not begun.
+        """
+        if seconds := self.runtime.config.timeouts.heartbeat_seconds:
+            loop = asyncio.get_running_loop()
+            self._next_heartbeat = loop.call_later(seconds, self._check_heartbeat, loop, event, seconds)
+
+    def stop_heartbeats(self) -> None:
+        """Send no more heartbeats."""
+        if self._next_heartbeat is not None:
+            self._next_heartbeat.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def _check_heartbeat(self, loop: asyncio.AbstractEventLoop, event: bytes, seconds: float) -> None:
+        """Send a heartbeat if it is due. As in `_check_write`, a single timer is set again when it expires."""
+        due = self._written_at + seconds
+        if loop.time() >= due:
+            self._heartbeat = loop.create_task(self._send_heartbeat(event))
+            due = loop.time() + seconds
+        self._next_heartbeat = loop.call_at(due, self._check_heartbeat, loop, event, seconds)
+
+    async def _send_heartbeat(self, event: bytes) -> None:
+        with suppress(ConnectionResetError):  # the handler is cancelled as well
+            if self.response is None:
+                # Another attempt may still move the request to another pool.
+                response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream"})
+                await self.start(response, without=("x-dps-pool", "x-dps-reason"))
+            between_events = self.events is None or not self.events.within_event
+            if between_events and self._write_limit is None:  # nothing else is being sent
+                await self.write(event)
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last part of the body. Raises ConnectionResetError as `write` does.

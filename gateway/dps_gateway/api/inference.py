@@ -14,7 +14,6 @@ from dps_gateway.api.decisions import record_decision
 from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, Outbound, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
-from dps_gateway.api.heartbeats import Heartbeats
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
@@ -88,11 +87,13 @@ async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
         replica=call.stored.url if call.stored is not None else None,
     )
     try:
-        heartbeat = endpoint.heartbeat if outbound.streamed else b""
-        with Heartbeats(call, heartbeat), Dispatch(call, decision, outbound) as dispatch:
+        if outbound.streamed:
+            call.start_heartbeats(endpoint.heartbeat)
+        with Dispatch(call, decision, outbound) as dispatch:
             await dispatch.first()
             return await Relay(call, endpoint, dispatch, span, added).run()
     except Exception as error:
+        call.stop_heartbeats()
         fail_span(span, error)
         if call.response is None or not isinstance(error, DISPATCH_ERRORS):
             raise
