@@ -5,7 +5,6 @@ server is unavailable, the last known replicas are kept.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -49,41 +48,29 @@ def replica_urls(
     return sorted(ready or terminating or unready)
 
 
-class _Replicas:
-    """Reports the replicas in a Service's slices, and keeps them in case none is ready later."""
-
-    def __init__(self, port: int, report: Callable[[list[str]], None]) -> None:
-        self._port = port
-        self._report = report
-        self._known: list[str] = []
-
-    def update(self, slices: Iterable[Mapping[str, Any]]) -> None:
-        self._known = replica_urls(slices, self._port, self._known)
-        self._report(self._known)
-
-
 async def watch_service(api: ApiServer, service: ServiceRef, on_change: Callable[[list[str]], None]) -> None:
     """Call `on_change` with the URLs of the ready replicas after every event, until cancelled."""
-    replicas = _Replicas(service.port, on_change)
-    follow = partial(_follow, api=api, service=service, replicas=replicas)
-    await keep_watching(api, f"the endpoints of {service.namespace}/{service.name}", follow)
-
-
-async def _follow(
-    session: aiohttp.ClientSession, api: ApiServer, service: ServiceRef, replicas: _Replicas
-) -> None:
-    """List the Service's EndpointSlices, then follow one watch until it ends."""
     url = f"{api.url}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
     query = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
-    async with session.get(url, params=query, headers=api.headers()) as response:
-        response.raise_for_status()
-        listed = orjson.loads(await response.read())
-    slices = {item["metadata"]["name"]: item for item in listed["items"]}
-    replicas.update(slices.values())
-    query |= {"resourceVersion": listed["metadata"]["resourceVersion"]}
-    async for kind, changed in watch_events(session, api, url, query):
-        if kind == "DELETED":
-            slices.pop(changed["metadata"]["name"], None)
-        else:
-            slices[changed["metadata"]["name"]] = changed
-        replicas.update(slices.values())
+    known: list[str] = []
+
+    def report(slices: Iterable[Mapping[str, Any]]) -> None:
+        known[:] = replica_urls(slices, service.port, known)
+        on_change(list(known))
+
+    async def follow(session: aiohttp.ClientSession) -> None:
+        """List the Service's EndpointSlices, then follow one watch until it ends."""
+        async with session.get(url, params=query, headers=api.headers()) as response:
+            response.raise_for_status()
+            listed = orjson.loads(await response.read())
+        slices = {item["metadata"]["name"]: item for item in listed["items"]}
+        report(slices.values())
+        since = {"resourceVersion": listed["metadata"]["resourceVersion"]}
+        async for kind, changed in watch_events(session, api, url, query | since):
+            if kind == "DELETED":
+                slices.pop(changed["metadata"]["name"], None)
+            else:
+                slices[changed["metadata"]["name"]] = changed
+            report(slices.values())
+
+    await keep_watching(api, f"the endpoints of {service.namespace}/{service.name}", follow)
