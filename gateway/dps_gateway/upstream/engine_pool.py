@@ -5,6 +5,7 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from dps_gateway.cached_prompt import CachedPrompt
@@ -133,22 +134,18 @@ class EnginePool:
 
     def has_room(self, generates: bool = True) -> bool:
         """Whether a request would be sent without waiting. `generates` is described at `SlotRequest`."""
-        slots = self.slots if generates else self._slots_without_scheduler
-        return any(replica.accepts(slots(replica)) for replica in self.replicas.values())
+        return any(replica.accepts(self.slots(replica, generates)) for replica in self.replicas.values())
 
-    def slots(self, replica: Replica) -> int:
+    def slots(self, replica: Replica, generates: bool = True) -> int:
         """The number of requests that this process may have on a replica at the same time: one while it is probed.
 
-        More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority.
+        More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority. That limit
+        does not apply to requests that do not generate, such as /v1/models.
         """
         configuration = replica.configuration
         running = self._last_reported_limit if configuration is None else configuration.max_running
         configured = self.max_in_flight_per_replica
-        return replica.slots(configured if running is None else min(configured, running))
-
-    def _slots_without_scheduler(self, replica: Replica) -> int:
-        """Like `slots`, but for requests that do not occupy the engine's scheduler, such as /v1/models."""
-        return replica.slots(self.max_in_flight_per_replica)
+        return replica.slots(min(configured, running) if running is not None and generates else configured)
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
@@ -286,7 +283,7 @@ class EnginePool:
         chosen: the id of the replica that `view` has described, which is not chosen again if it is free.
         """
         usable = self.usable(request.accepts)
-        slots = self.slots if request.generates else self._slots_without_scheduler
+        slots = partial(self.slots, generates=request.generates)
         replica = next((each for each in usable if each.id == chosen and each.in_flight < slots(each)), None)
         if replica is None and request.generates:
             replica = self._choice(request.session, usable, request.held)
