@@ -90,21 +90,20 @@ class Prompt:
     @property
     def digest(self) -> str:
         """The digest of the prefix that later prompts are compared with."""
-        digest = self.prefixes.digest(self.offset)
-        assert digest is not None
-        return digest
+        return self._digest(self.offset)
 
     @property
     def root_digest(self) -> str:
         """The digest of the prefix that distinguishes conversations."""
-        digest = self.prefixes.digest(self.root)
-        assert digest is not None
-        return digest
+        return self._digest(self.root)
 
     @property
     def system_digest(self) -> str:
         """The digest of the system prompt and tools."""
-        digest = self.prefixes.digest(self.system)
+        return self._digest(self.system)
+
+    def _digest(self, offset: int) -> str:
+        digest = self.prefixes.digest(offset)
         assert digest is not None
         return digest
 
