@@ -96,7 +96,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
     change: AnswerChange | None = None
     if request.path == server_info.PATH:
-        change = _server_info
+        change = server_info.public_info
     elif method == hdrs.METH_GET:
         target, change = _models(call, path, target)
     body: bytes | None = None
@@ -131,11 +131,6 @@ async def _forward(call: Call) -> web.StreamResponse:
         if change is not None and request.path != server_info.PATH:
             others = await _models_of(call, runtime.pools[dispatch.pool.name.other], outbound)
         return await _relay(call, dispatch, change, others)
-
-
-def _server_info(contents: Sequence[bytes]) -> bytes:
-    (content,) = contents
-    return server_info.public_info(content)
 
 
 async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[bytes]:

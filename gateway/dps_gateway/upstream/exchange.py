@@ -7,7 +7,8 @@ import ipaddress
 import logging
 import math
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -17,7 +18,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from dps_gateway.config import Timeouts
-from dps_gateway.limited_log import LimitedLog
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.replica import Replica
 
@@ -28,6 +28,8 @@ RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """The longest answer that is held in memory. Longer ones, such as an endless body, count as broken."""
+
+LOG_SECONDS: Final = 10.0
 
 # fmt: off
 _HOP_BY_HOP: Final = frozenset({
@@ -204,12 +206,27 @@ class Answer:
         self._response.release() if self._response.content.at_eof() else self._response.close()
 
 
+class LimitedLog:
+    """Logs errors about a condition that can hold for many requests at once, at most one in LOG_SECONDS."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged: float | None = None
+
+    def error(self, message: str, *arguments: object) -> None:
+        """Log an error, unless one was logged shortly before."""
+        now = self._clock()
+        if self._logged is None or now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            log.error(message, *arguments)
+
+
 class Upstream:
     """The HTTP client for all engines, with a connection pool, and fresh connections on request."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.configure(timeouts)
-        self._log = LimitedLog(log)
+        self._log = LimitedLog()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
             auto_decompress=False,
