@@ -101,19 +101,6 @@ class MeasuredTurn:
             return None
         return self.prompt.outline.difference(session.base.outline)
 
-    def point(self, pool: Pool, url: str) -> Point:
-        """The point to record once the replica of `pool` with this base URL has begun to answer."""
-        return Point(
-            turn=self.number,
-            digest=self.prompt.digest,
-            offset=self.prompt.offset,
-            tokens=self.boundary_tokens,
-            counted=self.counted_tokens,
-            holders=(CachedOn(pool, replica_id(url)),),
-            correction=self.correction,
-            shared=self.common_prefix_cache,
-        )
-
 
 class Turns:
     """Measures turns against the session store, and commits them."""
@@ -126,17 +113,9 @@ class Turns:
         common_prefix_cache: bool = False,
     ) -> None:
         self.store = store
-        self._keys = keys
+        self.keys = keys
         self._cache_fields = cache_fields
-        self._common_prefix_cache = common_prefix_cache
-
-    def configure(
-        self, keys: tuple[SessionKey, ...], ttl_seconds: int, common_prefix_cache: bool = False
-    ) -> None:
-        """Apply new session keys, a new TTL and a new kind of prefix cache to subsequent turns."""
-        self._keys = keys
-        self.store.ttl_seconds = ttl_seconds
-        self._common_prefix_cache = common_prefix_cache
+        self.common_prefix_cache = common_prefix_cache
 
     async def measure(
         self,
@@ -151,7 +130,7 @@ class Turns:
         A prompt that continues a stored response belongs to that response's session.
         """
         prompt = prompt.in_cache(cache_key(body, self._cache_fields))
-        client_id = client_session_id(self._keys, headers, body)
+        client_id = client_session_id(self.keys, headers, body)
         boundary_tokens = 0
         if stored is not None:
             session = await self._continued(scope, prompt, stored, client_id)
@@ -163,7 +142,7 @@ class Turns:
                 else await self._by_history(scope, prompt)
             )
             counted, boundary_tokens = await prompt.measure(session.growth.parent)
-        growth, common = session.growth, self._common_prefix_cache
+        growth, common = session.growth, self.common_prefix_cache
         correction = growth.parent.correction if growth.parent is not None else 0
         prompt_tokens = max(0, counted + correction)
         return MeasuredTurn(
@@ -181,17 +160,27 @@ class Turns:
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, url: str, span: str) -> None:
         """Record that the replica of `pool` with this base URL has begun to answer: it now holds the prompt."""
-        session = turn.session
+        session, prompt = turn.session, turn.prompt
+        point = Point(
+            turn=turn.number,
+            digest=prompt.digest,
+            offset=prompt.offset,
+            tokens=turn.boundary_tokens,
+            counted=turn.counted_tokens,
+            holders=(CachedOn(pool, replica_id(url)),),
+            correction=turn.correction,
+            shared=turn.common_prefix_cache,
+        )
         await self.store.commit(
             session.scope,
             session.snapshot,
             session.id,
             session.base,
-            turn.point(pool, url),
+            point,
             session.growth.parent,
             span=span,
-            outline=turn.prompt.outline.fingerprints,
-            pointer_digest=turn.prompt.pointer_digest if session.by_history else None,
+            outline=prompt.outline.fingerprints,
+            pointer_digest=prompt.pointer_digest if session.by_history else None,
         )
 
     async def correct(

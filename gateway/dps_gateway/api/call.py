@@ -126,8 +126,8 @@ class Call:
 
     def authenticate(self) -> None:
         """Check the client's API key, and count the request for it. Raises Unauthorized, KeyBusy and KeyExhausted."""
-        self.key = self.runtime.key(self.request.headers)
-        if self.key is not None:
+        if self.runtime.keys is not None:
+            self.key = self.runtime.keys.key(self.request.headers)
             self.runtime.key_limits.enter(self.key)
             self._entered = True
 
@@ -144,21 +144,27 @@ class Call:
     @asynccontextmanager
     async def before_dispatch(self) -> AsyncIterator[None]:
         """The context of the work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
-        if self.timeout_seconds is None:
-            yield
-            return
         try:
-            async with asyncio.timeout(self.timeout_seconds - (time.perf_counter() - self.started)) as limit:
+            async with asyncio.timeout(self._left_seconds) as limit:
                 yield
         except TimeoutError as error:
             raise (self.deadline_exceeded() if limit.expired() else error) from error
+
+    @property
+    def _left_seconds(self) -> float | None:
+        """What remains of the client's time, or None if it has set no limit."""
+        if self.timeout_seconds is None:
+            return None
+        return self.timeout_seconds - (time.perf_counter() - self.started)
 
     def deadline_exceeded(self) -> DeadlineExceeded:
         """The error of a request that no engine has answered within the client's time."""
         return DeadlineExceeded(f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})")
 
     def _buffer(self, size: int) -> None:
-        if not self.runtime.bodies.reserve(self.tenant, size):
+        runtime = self.runtime
+        shared = runtime.has_several_tenants
+        if not runtime.bodies.reserve(self.tenant, size, runtime.config.limits, shared=shared):
             raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
         self._buffered += size
 
@@ -254,9 +260,8 @@ class Call:
 
     async def start(self, response: web.StreamResponse, *, without: Sequence[str] = ()) -> None:
         """Send the response headers, including those that the gateway adds except `without`."""
-        seconds = self.runtime.config.timeouts.total_seconds
-        if self.timeout_seconds is not None:
-            seconds = min(seconds, self.timeout_seconds - (time.perf_counter() - self.started))
+        seconds, left = self.runtime.config.timeouts.total_seconds, self._left_seconds
+        seconds = seconds if left is None else min(seconds, left)
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         self._watch = loop.call_at(self._limit(loop.time()), self._check_write, loop)

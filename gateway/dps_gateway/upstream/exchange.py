@@ -225,7 +225,8 @@ class Upstream:
     """The HTTP client for all engines, with a connection pool, and fresh connections on request."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self.configure(timeouts)
+        self.timeouts = timeouts
+        """They apply to the requests that follow."""
         self._log = LimitedLog()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
@@ -237,10 +238,6 @@ class Upstream:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-
-    def configure(self, timeouts: Timeouts) -> None:
-        """Apply new timeouts to the requests that follow."""
-        self.timeouts = timeouts
 
     async def close(self) -> None:
         await self._session.close()
@@ -277,7 +274,8 @@ class Upstream:
                 response = await session.request(
                     method,
                     _url(replica.url, path),
-                    data=_payload(body),
+                    # aiohttp sends large bodies in parts, without blocking the event loop, only from a file.
+                    data=io.BytesIO(body) if body and len(body) > _LARGE_BODY_BYTES else body,
                     headers=headers,
                     timeout=self._limits(replica.url, left_seconds),
                     allow_redirects=False,
@@ -325,11 +323,6 @@ class Upstream:
             connect=connect_seconds if _must_be_resolved(base_url) else None,
             sock_connect=connect_seconds,
         )
-
-
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """The body as aiohttp sends it without blocking the event loop: it sends large ones in parts only from a file."""
-    return io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body
 
 
 def out_of_files(error: Exception) -> bool:
