@@ -102,14 +102,11 @@ class Admission:
         self._waiting: FairQueue[_Waiter] = FairQueue()
         self._wanted: Counter[tuple[EnginePool, bool]] = Counter()
         """The number of queued requests that each pool may serve, for those that generate and those that do not."""
-        self._preferred: Counter[EnginePool] = Counter()
+        self.preferring: Counter[EnginePool] = Counter()
+        """The number of queued requests whose first choice is each pool."""
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def preferring(self, pool: "EnginePool") -> int:
-        """The number of queued requests whose first choice is this pool."""
-        return self._preferred[pool]
 
     async def acquire(
         self,
@@ -222,7 +219,7 @@ class Admission:
 
     def _count(self, entry: Entry[_Waiter], change: int) -> None:
         request = entry.item.request
-        self._preferred[request.pools[0]] += change
+        self.preferring[request.pools[0]] += change
         for wanted in _wants(request):
             self._wanted[wanted] += change
 

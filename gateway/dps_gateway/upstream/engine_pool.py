@@ -130,7 +130,7 @@ class EnginePool:
     @property
     def queued(self) -> int:
         """Requests that wait for a free replica and prefer this pool."""
-        return self.admission.preferring(self)
+        return self.admission.preferring[self]
 
     def has_room(self, generates: bool = True) -> bool:
         """Whether a request would be sent without waiting. `generates` is described at `SlotRequest`."""
