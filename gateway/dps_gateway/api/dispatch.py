@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final, Self
 
@@ -22,6 +22,7 @@ from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import (
     RETRYABLE_STATUSES,
     Answer,
+    Outbound,
     OutOfFiles,
     Rejection,
     UpstreamBroken,
@@ -43,28 +44,6 @@ DISPATCH_ERRORS: Final = (
     UpstreamFailed,
 )
 """The exceptions of `Dispatch`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outbound:
-    """A request as it is sent to a replica."""
-
-    method: str
-    path: str
-    body: bytes | None
-    headers: Mapping[str, str]
-    """Headers that replace the client's."""
-    streamed: bool
-    """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
-    buffered: bool
-    """Whether an answer is read completely, or a stream to its first content, before any of it is relayed, so that the
-    request can still be retried."""
-    salt_header: str | None = None
-    """The header with the tenant's cache salt, if only replicas that read it may serve the request."""
-    generates: bool = True
-    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
-    replica: str | None = None
-    """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
 
 def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
@@ -339,12 +318,9 @@ class Dispatch:
         try:
             answer = await self._runtime.upstream.send(
                 replica,
-                outbound.path,
-                outbound.body,
+                outbound,
                 forwarded_headers(call.request.headers, pool.api_key, outbound.headers, call.request_id),
-                outbound.method,
-                deadline=self._deadline,
-                streamed=outbound.streamed,
+                self._deadline,
                 fresh_connection=self._retries.fresh_connection,
                 trust=pool.trust,
             )

@@ -2,28 +2,31 @@
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
 from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.cache_salt import SALT_HEADER, salted_fields
 from dps_gateway.api.call import Call, Handler, handler
 from dps_gateway.api.decisions import record_decision
-from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, Outbound, least_loaded
+from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
 from dps_gateway.api.stored_responses import find_stored_response
+from dps_gateway.prompt.cache_identity import CacheSalt
 from dps_gateway.prompt.renderer import Prompt, Uncountable, total_tokens
 from dps_gateway.prompt.volatile import without_volatile_parts
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
 from dps_gateway.telemetry.tracing import fail_span
 from dps_gateway.turn import policy_input_of
+from dps_gateway.upstream.exchange import SALT_HEADER, Outbound
 
 log = logging.getLogger(__name__)
 
@@ -167,3 +170,23 @@ def _salted(call: Call, endpoint: Endpoint) -> tuple[Body, dict[str, str]]:
     if not endpoint.salted:
         return call.body, {SALT_HEADER: salt.of(None)}
     return call.body.with_fields(salted_fields(call.body.fields, endpoint.salted, salt)), {}
+
+
+def salted_fields(
+    body: Mapping[str, Any], fields: Iterable[str], salt: CacheSalt
+) -> dict[str, str | list[str]]:
+    """The values of `fields` with the tenant's salt.
+
+    A client's own value selects one of the tenant's caches, never another tenant's: its digest replaces it. Raises
+    BadRequest if the value is neither a string nor a list of strings.
+    """
+    return {field: _salts(field, body.get(field), salt) for field in fields}
+
+
+def _salts(field: str, value: Any, salt: CacheSalt) -> str | list[str]:
+    """The salt, or one for each prompt of a batch if the client sent a list."""
+    if value is None or isinstance(value, str):
+        return salt.of(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return [salt.of(item) for item in value]
+    raise BadRequest(f"{field} must be a string, or a list of one string for each prompt")
