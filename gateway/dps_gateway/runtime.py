@@ -5,7 +5,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
 
@@ -91,7 +91,13 @@ class Runtime:
         loaded = _Reloadable.load(config)
         self.metrics = Metrics()
         self._redis_url = loaded.redis_url
-        self.redis = _redis(config, loaded.redis_url, self._count_state_error)
+        self.redis: RedisBackend | None = None
+        if loaded.redis_url is not None:
+            self.redis = RedisBackend(
+                _client(config, loaded.redis_url),
+                config.session.redis_timeout_seconds,
+                lambda kind: self.metrics.state_errors.labels(kind).inc(),
+            )
         self.tracing = Tracing(config.telemetry)
         self.decision_log = _json_log(
             config.routing.decision_log, "decision log", self.metrics.decision_log_dropped.inc
@@ -107,15 +113,10 @@ class Runtime:
         store = SessionStore(self.redis, self.mirror, config.session.ttl_seconds)
         self.turns = Turns(store, loaded.session_keys, self.engine.cache_fields)
         self.admission = Admission(config.limits.max_queued)
-        self.pools = {
-            pool: EnginePool(
-                pool,
-                config.limits.max_in_flight_per_replica,
-                self.admission,
-                replaceable=partial(self._is_ready, pool.other),
-            )
-            for pool in Pool
-        }
+        in_flight = config.limits.max_in_flight_per_replica
+        self.pools = {name: EnginePool(name, in_flight, self.admission) for name in Pool}
+        for name, pool in self.pools.items():
+            pool.other = self.pools[name.other]
         self.learning = SharedLearning(self.redis)
         self.retry_budget = RetryBudget()
         self.fatal_requests = FatalRequests()
@@ -238,13 +239,6 @@ class Runtime:
                 await entries.flush()
         self.tracing.shutdown()
 
-    def _is_ready(self, pool: Pool) -> bool:
-        """Whether a replica of the pool may receive requests."""
-        return bool(self.pools[pool].ready)
-
-    def _count_state_error(self, kind: str) -> None:
-        self.metrics.state_errors.labels(kind).inc()
-
 
 def _located(pool: PoolConfig, in_use: PoolConfig) -> PoolConfig:
     """The pool of a reloaded configuration. A list of endpoints is replaced only by another one, because discovery is
@@ -269,12 +263,6 @@ def _read_at_start(config: GatewayConfig) -> dict[str, object]:
 
 
 _scope = lru_cache(maxsize=1024)(Scope.of)
-
-
-def _redis(config: GatewayConfig, url: str | None, on_error: Callable[[str], None]) -> RedisBackend | None:
-    if url is None:
-        return None
-    return RedisBackend(_client(config, url), config.session.redis_timeout_seconds, on_error)
 
 
 def _client(config: GatewayConfig, url: str) -> Client:

@@ -33,12 +33,7 @@ log = logging.getLogger(__name__)
 
 def routed_endpoint(endpoint: Endpoint) -> Handler:
     """The handler of a routed endpoint."""
-
-    async def serve_endpoint(call: Call) -> web.StreamResponse:
-        call.runtime.recent.in_progress.add(call)
-        return await serve(call, endpoint)
-
-    return handler(endpoint.path, endpoint.path, serve_endpoint, record_decision)
+    return handler(endpoint.path, endpoint.path, lambda call: serve(call, endpoint), record_decision)
 
 
 async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
@@ -48,6 +43,7 @@ async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
     of `Call.read` and `Dispatch.first`, and ConnectionResetError if the client disconnects.
     """
     runtime, model = call.runtime, call.runtime.config.model
+    runtime.recent.in_progress.add(call)
     async with call.before_dispatch():
         call.authenticate()
         raw = await call.read()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -39,17 +39,15 @@ class EnginePool:
         admission: Admission,
         api_key: str | None = None,
         trust: ssl.SSLContext | bool = True,
-        replaceable: Callable[[], bool] = lambda: False,
         slow_start_seconds: float = 0.0,
     ) -> None:
-        """`replaceable` returns whether the other pool could serve the requests of this one.
-
-        max_in_flight_per_replica: the maximum number of requests on a replica.
+        """max_in_flight_per_replica: the maximum number of requests on a replica.
         slow_start_seconds: the time in which the share of a replica that is new, or returns to service, grows to that
         of the others.
         """
         self.name = name
-        self._replaceable = replaceable
+        self.other: EnginePool | None = None
+        """The pool that could serve the requests of this one, if any."""
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
@@ -96,16 +94,14 @@ class EnginePool:
         A replica that joins others begins a slow start.
         """
         before, known = self.replicas, {replica.url: replica for replica in self.all_replicas}
-        self.replicas = {url: known.get(url) or self._new(url) for url in urls}
+        seconds = self.slow_start_seconds
+        self.replicas = {url: known.get(url) or Replica(url, slow_start_seconds=seconds) for url in urls}
         self._leaving = {
             url: replica for url, replica in known.items() if replica.in_flight and url not in self.replicas
         }
         for url in self.replicas.keys() - before.keys() if before else ():
             self.replicas[url].begin_slow_start()
         self.admission.assign()
-
-    def _new(self, url: str) -> Replica:
-        return Replica(url, slow_start_seconds=self.slow_start_seconds)
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -254,7 +250,7 @@ class EnginePool:
     def _may_eject(self) -> bool:
         """Whether the pool can do without one more replica. Its only one can be ejected while the other pool serves."""
         if len(self.replicas) == 1:
-            return self._replaceable()
+            return self.other is not None and bool(self.other.ready)
         ejected = sum(each.ejected for each in self.replicas.values())
         return ejected + 1 <= MAX_EJECTED_FRACTION * len(self.replicas)
 
