@@ -12,10 +12,9 @@ from typing import Final, Self
 from pydantic.alias_generators import to_camel
 
 from dps_gateway.auth import Keys
-from dps_gateway.body_budget import BodyBudget
 from dps_gateway.config import ConfigError, GatewayConfig, PoolConfig, Pools, current_redis_url, read_line
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.key_limits import KeyLimits
+from dps_gateway.limits import BodyBudget, KeyLimits
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.cache_identity import CacheSalt
 from dps_gateway.prompt.renderer import PromptRenderer
