@@ -97,23 +97,15 @@ def _tasks(runtime: Runtime, source: ConfigFile | None) -> dict[str, Task]:
         tasks["decision-log"] = lambda: flush_periodically(decisions)
     if (accesses := runtime.access_log) is not None:
         tasks["access-log"] = lambda: flush_periodically(accesses)
-    tasks |= _discovery(runtime)
+    services = {name: service for name in Pool if (service := runtime.config.pools[name].service) is not None}
+    if services:
+        api = ApiServer.of_pod()
+        for name, service in services.items():
+            found = runtime.pools[name].set_endpoints
+            tasks[f"discovery-{name.value}"] = partial(watch_service, api, service, found)
     if source is not None:
         tasks["config"] = partial(watch_config, source, runtime)
         if (config_map := runtime.config.config_map) is not None:
             received = partial(receive_config, source=source, runtime=runtime)
             tasks["config-map"] = partial(watch_config_map, ApiServer.of_pod(), config_map, received)
     return tasks
-
-
-def _discovery(runtime: Runtime) -> dict[str, Task]:
-    config = runtime.config
-    services = {name.value: (config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool}
-    if all(service is None for service, _ in services.values()):
-        return {}
-    api = ApiServer.of_pod()
-    return {
-        f"discovery-{name}": partial(watch_service, api, service, found)
-        for name, (service, found) in services.items()
-        if service is not None
-    }

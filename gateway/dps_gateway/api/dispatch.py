@@ -29,7 +29,7 @@ from dps_gateway.upstream.exchange import (
     UpstreamFailed,
     forwarded_headers,
 )
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.replica import UNKNOWN, Replica
 from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
 
 ATTEMPTS_PER_POOL: Final = 3
@@ -204,7 +204,7 @@ class Dispatch:
 
     def _separates_tenants(self, replica: Replica) -> bool:
         header = self._outbound.salt_header
-        return header is None or replica.reads_salt_header(header)
+        return header is None or (replica.configuration or UNKNOWN).salt_header == header
 
     async def _slot(self, pools: list[EnginePool]) -> Slot | None:
         """Wait for a slot for the next attempt. None if no replica of `pools` is left, but other pools have one.

@@ -37,8 +37,6 @@ class EnginePool:
         name: Pool,
         max_in_flight_per_replica: int,
         admission: Admission,
-        api_key: str | None = None,
-        trust: ssl.SSLContext | bool = True,
         slow_start_seconds: float = 0.0,
     ) -> None:
         """max_in_flight_per_replica: the maximum number of requests on a replica.
@@ -51,8 +49,8 @@ class EnginePool:
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
-        self.api_key = api_key
-        self.trust = trust
+        self.api_key: str | None = None
+        self.trust: ssl.SSLContext | bool = True
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
         """The replicas that may receive requests when they are ready, by their base URLs."""

@@ -253,15 +253,12 @@ class Upstream:
         self.timeouts = timeouts
         """They apply to the requests that follow."""
         self._log = LimitedLog()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        self._unpooled = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
+        pooled = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        self._session, self._unpooled = (
+            aiohttp.ClientSession(
+                connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+            for connector in (pooled, aiohttp.TCPConnector(limit=0, force_close=True))
         )
 
     async def close(self) -> None:
