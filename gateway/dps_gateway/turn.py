@@ -316,7 +316,8 @@ def _recorded_prefix_bytes(session: Session) -> int:
 def policy_input_of(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> PolicyInput:
     """The policy's input for a measured turn, with the present state of the pools."""
     base = turn.session.growth.parent
-    views = ((name, pool.view(turn.affinity, turn.cached)) for name, pool in pools.items())
+    affinity = turn.affinity
+    views = ((name, pool.view(affinity, turn.cached)) for name, pool in pools.items())
     return PolicyInput(
         prompt_tokens=turn.prompt_tokens,
         delta_tokens=turn.delta_tokens,

@@ -148,7 +148,11 @@ class Call:
             async with asyncio.timeout(self._left_seconds) as limit:
                 yield
         except TimeoutError as error:
-            raise (self.deadline_exceeded() if limit.expired() else error) from error
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})"
+            ) from error
 
     @property
     def _left_seconds(self) -> float | None:
@@ -156,10 +160,6 @@ class Call:
         if self.timeout_seconds is None:
             return None
         return self.timeout_seconds - (time.perf_counter() - self.started)
-
-    def deadline_exceeded(self) -> DeadlineExceeded:
-        """The error of a request that no engine has answered within the client's time."""
-        return DeadlineExceeded(f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})")
 
     def _buffer(self, size: int) -> None:
         runtime = self.runtime
@@ -265,7 +265,7 @@ class Call:
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         self._watch = loop.call_at(self._limit(loop.time()), self._check_write, loop)
-        response.headers.update({name: self.headers[name] for name in self.headers if name not in without})
+        response.headers.update({name: value for name, value in self.headers.items() if name not in without})
         self.response = response
         await response.prepare(self.request)
 

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import orjson
 
-from dps_gateway.api.call import Call
+from dps_gateway.api.call import TIMEOUT_HEADER, Call
 from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
 from dps_gateway.api.outcome import Failure, failure_in
 from dps_gateway.api.sse import beginning
@@ -166,11 +166,8 @@ class Dispatch:
             raise
 
     def _deadline_exceeded(self) -> DeadlineExceeded:
-        if self._deadline.of_client:
-            return self._call.deadline_exceeded()
-        return DeadlineExceeded(
-            f"no engine answered within {self._deadline.seconds:g} s (timeouts.totalSeconds)"
-        )
+        setting = TIMEOUT_HEADER if self._deadline.of_client else "timeouts.totalSeconds"
+        return DeadlineExceeded(f"no engine answered within {self._deadline.seconds:g} s ({setting})")
 
     def _pools(self) -> list[EnginePool]:
         """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
