@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from dps_gateway.kubernetes_api import ApiServer, watch_config_map
+from dps_gateway.kubernetes_api import ApiServer, watch_config_map, watch_service
 from dps_gateway.pool import Pool
 from dps_gateway.reload import ConfigFile, receive_config, watch_config
 from dps_gateway.routing.learning import learns
@@ -16,7 +16,6 @@ from dps_gateway.session.store import write_behind
 from dps_gateway.shared_learning import keep_synchronized, learned_key
 from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
-from dps_gateway.upstream.discovery import watch_service
 from dps_gateway.upstream.health import watch_configuration, watch_generation, watch_health, watch_load
 
 log = logging.getLogger(__name__)

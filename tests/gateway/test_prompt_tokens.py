@@ -19,8 +19,7 @@ from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
 from dps_gateway.prompt.renderer import Prompt, PromptRenderer, Uncountable
-from dps_gateway.prompt.template import compiled
-from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.prompt.tokenizer import Tokenizer, compiled
 from dps_gateway.prompt.tokenizer_loader import Description, TokenizerError, describe
 from dps_gateway.session.record import CachedOn, Point
 from dps_lab.workload.assets import bfcl
