@@ -1,7 +1,7 @@
 """Requests of OpenAI's Responses API are converted to chat requests as SGLang converts them."""
 
 import json
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,7 @@ import pytest
 from dps_gateway.prompt.chat import ChatInput, chat_input
 from dps_gateway.prompt.renderer import PromptRenderer, Uncountable
 from dps_gateway.prompt.responses import chat_request
-from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_gateway.prompt.tokenizer_loader import describe
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 from tests.gateway.test_messages import recorded
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "responses_sglang_0_5_23.json").read_text())
@@ -40,7 +38,7 @@ def test_conversion_equals_that_of_sglang(case: dict[str, Any]) -> None:
 
 def test_requests_to_models_with_the_harmony_format_are_not_converted() -> None:
     """SGLang does not use the chat template for them. The gateway then serves the request as stateless."""
-    description = describe(str(bundled_tokenizer()))
-    harmony = Tokenizer(replace(description, template="{{ '<|channel|>' }}"))
+    harmony = copy(shared_tokenizer())
+    harmony.chat_template = "{{ '<|channel|>' }}"
     with pytest.raises(Uncountable, match="harmony"):
         PromptRenderer(harmony).responses({"input": "hello"})

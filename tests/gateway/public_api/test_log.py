@@ -85,9 +85,7 @@ async def test_traceback_of_a_bug_contains_no_prompt(
     assert SECRET not in logged(caplog)
 
 
-def test_errors_about_a_lasting_condition_are_logged_once_per_interval(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_limited_errors_are_logged_once_per_interval(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     log = LimitedLog(clock)
     for number in range(3):
