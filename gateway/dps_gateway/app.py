@@ -109,7 +109,11 @@ def main(argv: list[str]) -> int:
         help="least severity of the messages that are logged (default: INFO)",
     )
     arguments = parser.parse_args(argv)
-    _log_to_stderr(arguments.log_level)
+    logging.basicConfig(
+        level=arguments.log_level,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
     try:
         source = ConfigFile(arguments.config)
         config = source.load()
@@ -144,9 +148,3 @@ def _return_freed_memory() -> None:
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )

@@ -89,11 +89,6 @@ class MeasuredTurn:
         )
 
     @property
-    def kind(self) -> str:
-        """The tenant, the model and the system prompt with its tools: sessions with these in common may be alike."""
-        return self.session.scope.name + self.prompt.system_digest[:KIND_CHARS]
-
-    @property
     def difference(self) -> Difference | None:
         """Where the prompt first differs from the newest one of the session whose history it has changed."""
         session = self.session
@@ -259,7 +254,7 @@ class Turns:
         A prompt that diverges from a session's history becomes a separate session, because many conversations may
         share a beginning, and one record is too small for all of them.
         """
-        tag = history_tag(prompt.root_digest.encode())
+        tag = history_tag(prompt.digest_of(prompt.root).encode())
         snapshot = await self.store.find(scope, tag, prompt.lookups())
         found = _found(scope, snapshot, prompt)
         if found is None:
@@ -327,7 +322,8 @@ def policy_input_of(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Pol
         last_pool=next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None,
         pools={name: view for name, view in views if view is not None},
         acceptance=turn.session.base.acceptance,
-        kind=turn.kind,
+        # The tenant, the model and the system prompt with its tools: sessions with these in common may be alike.
+        kind=turn.session.scope.name + turn.prompt.digest_of(turn.prompt.system)[:KIND_CHARS],
     )
 
 

@@ -90,19 +90,10 @@ class Prompt:
     @property
     def digest(self) -> str:
         """The digest of the prefix that later prompts are compared with."""
-        return self._digest(self.offset)
+        return self.digest_of(self.offset)
 
-    @property
-    def root_digest(self) -> str:
-        """The digest of the prefix that distinguishes conversations."""
-        return self._digest(self.root)
-
-    @property
-    def system_digest(self) -> str:
-        """The digest of the system prompt and tools."""
-        return self._digest(self.system)
-
-    def _digest(self, offset: int) -> str:
+    def digest_of(self, offset: int) -> str:
+        """The digest of the prefix that ends at an offset."""
         digest = self.prefixes.digest(offset)
         assert digest is not None
         return digest

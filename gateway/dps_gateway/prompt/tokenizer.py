@@ -35,9 +35,7 @@ class Tokenizer:
         self.chat_template = description.template
         templates = {False: description.template, True: description.tools_template}
         self._templates = {tools: compiled(template) for tools, template in templates.items() if template}
-        self._template_tokens = description.template_tokens
-        self._added = description.added_tokens
-        self._separating = frozenset(description.separating_tokens)
+        self._description = description
         self.split_token: bytes | None = _split_token(self) if self.chat_template else None
 
     @classmethod
@@ -70,7 +68,7 @@ class Tokenizer:
             tools=tools,
             documents=None,
             add_generation_prompt=generation_prompt,
-            **self._template_tokens | variables,
+            **self._description.template_tokens | variables,
         )
         return text
 
@@ -89,13 +87,13 @@ class Tokenizer:
         It is additive if the token is matched on the raw text, does not strip white space on its left, and no other
         added token, nor another occurrence of it, can overlap its beginning.
         """
-        if token not in self._separating:
+        if token not in self._description.separating_tokens:
             return False
-        return not any(_overlaps(other, token) for other in self._added)
+        return not any(_overlaps(other, token) for other in self._description.added_tokens)
 
     def special_tokens_in(self, text: str) -> list[str]:
         """The added tokens in `text` at which it can be split, in the order of their first occurrence."""
-        found = [(text.find(token), token) for token in self._added]
+        found = [(text.find(token), token) for token in self._description.added_tokens]
         return [token for at, token in sorted(found) if at >= 0 and self.splits_before(token)]
 
 

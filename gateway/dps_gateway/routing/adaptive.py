@@ -235,20 +235,16 @@ class Adaptive:
         It shows how fast that pool is at present, or how many drafts of the session are accepted.
         """
         other = chosen.other
+        unknown = other is Pool.SPECULATIVE and turn.acceptance.weight(turn.number) < KNOWN_WEIGHT
         return (
             turn.draw < EXPLORATION
             and other in views
             # A request in progress will show how fast the pool is. It may also be the reason why the pool has not been
             # observed.
             and not views[other].load
-            and (self._unobserved[other] >= UNOBSERVED_TURNS or _unknown(turn, other))
+            and (self._unobserved[other] >= UNOBSERVED_TURNS or unknown)
             and predicted[other] <= EXPLORATION_LIMIT * predicted[chosen]
         )
-
-
-def _unknown(turn: PolicyInput, pool: Pool) -> bool:
-    """Whether a turn in this pool would show the acceptance of a session about which little is known."""
-    return pool is Pool.SPECULATIVE and turn.acceptance.weight(turn.number) < KNOWN_WEIGHT
 
 
 def _sticky(turn: PolicyInput, views: Mapping[Pool, PoolView]) -> Pool:
