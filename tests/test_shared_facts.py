@@ -8,11 +8,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm
-from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.config import Limits, Timeouts
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
+from dps_gateway.upstream.exchange import SALT_HEADER
 from dps_lab.calibrate.cli import command_line
 from dps_lab.calibrate.search import OBJECTIVES
 from dps_lab.simulate.hardware import HARDWARE

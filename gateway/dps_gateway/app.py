@@ -5,6 +5,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -19,7 +20,6 @@ from dps_gateway.api.listener import BACKLOG, listening_sockets, server_log
 from dps_gateway.api.public import public_app
 from dps_gateway.background import background
 from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.open_files import raise_file_limit
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.prompt.tokenizer_loader import TokenizerError
 from dps_gateway.reload import ConfigFile
@@ -34,7 +34,6 @@ CPU time."""
 
 CANNOT_START: Final = 2
 """Exit status if the configuration or the tokenizer cannot be used."""
-
 
 ADMIN_KEEP_ALIVE_SECONDS: Final = 310.0
 """Time for which an unused connection to the admin port is kept open. Prometheus closes them after five minutes."""
@@ -110,7 +109,11 @@ def main(argv: list[str]) -> int:
         help="least severity of the messages that are logged (default: INFO)",
     )
     arguments = parser.parse_args(argv)
-    _log_to_stderr(arguments.log_level)
+    logging.basicConfig(
+        level=arguments.log_level,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
     try:
         source = ConfigFile(arguments.config)
         config = source.load()
@@ -126,7 +129,8 @@ def main(argv: list[str]) -> int:
 
 def run_gateway(config: GatewayConfig, source: ConfigFile) -> None:
     """Run one gateway process until it is stopped. Raises ConfigError or TokenizerError before it listens."""
-    raise_file_limit()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     tokenizer = Tokenizer.load(config.model.tokenizer, config.model.revision)
     # Modules and the tokenizer are never freed; exclude their objects from garbage collection.
     gc.collect()
@@ -144,9 +148,3 @@ def _return_freed_memory() -> None:
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )

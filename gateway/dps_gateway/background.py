@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from dps_gateway.kubernetes_api import ApiServer, watch_config_map
+from dps_gateway.kubernetes_api import ApiServer, watch_config_map, watch_service
 from dps_gateway.pool import Pool
 from dps_gateway.reload import ConfigFile, receive_config, watch_config
 from dps_gateway.routing.learning import learns
@@ -16,7 +16,6 @@ from dps_gateway.session.store import write_behind
 from dps_gateway.shared_learning import keep_synchronized, learned_key
 from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
-from dps_gateway.upstream.discovery import watch_service
 from dps_gateway.upstream.health import watch_configuration, watch_generation, watch_health, watch_load
 
 log = logging.getLogger(__name__)
@@ -97,23 +96,15 @@ def _tasks(runtime: Runtime, source: ConfigFile | None) -> dict[str, Task]:
         tasks["decision-log"] = lambda: flush_periodically(decisions)
     if (accesses := runtime.access_log) is not None:
         tasks["access-log"] = lambda: flush_periodically(accesses)
-    tasks |= _discovery(runtime)
+    services = {name: service for name in Pool if (service := runtime.config.pools[name].service) is not None}
+    if services:
+        api = ApiServer.of_pod()
+        for name, service in services.items():
+            found = runtime.pools[name].set_endpoints
+            tasks[f"discovery-{name.value}"] = partial(watch_service, api, service, found)
     if source is not None:
         tasks["config"] = partial(watch_config, source, runtime)
         if (config_map := runtime.config.config_map) is not None:
             received = partial(receive_config, source=source, runtime=runtime)
             tasks["config-map"] = partial(watch_config_map, ApiServer.of_pod(), config_map, received)
     return tasks
-
-
-def _discovery(runtime: Runtime) -> dict[str, Task]:
-    config = runtime.config
-    services = {name.value: (config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool}
-    if all(service is None for service, _ in services.values()):
-        return {}
-    api = ApiServer.of_pod()
-    return {
-        f"discovery-{name}": partial(watch_service, api, service, found)
-        for name, (service, found) in services.items()
-        if service is not None
-    }

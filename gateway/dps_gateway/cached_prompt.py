@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 FETCH_THRESHOLD_TOKENS: Final = 256
 """A shorter missing part of a prefix is computed instead of fetched: SGLang's default of `prefetch_threshold`."""
@@ -39,20 +39,6 @@ class PromptTokens:
     page_rest: int = 0
     """The part of `prefill` that belongs to the cached prefix, but not to one of its whole pages."""
 
-    @classmethod
-    def of(cls, length: int, held: int, shared: int, units: CacheUnits = SINGLE_TOKENS) -> Self:
-        """The tokens of a prompt of `length` tokens.
-
-        held, shared: the length of its prefix in the replica's memory and in the common prefix cache; 0 if there is
-        none.
-        """
-        held, shared = (min(max(0, cached), length) for cached in (held, shared))
-        kept = units.whole_pages(held)
-        missing = units.whole_pages(shared) - kept
-        fetchable = missing if missing >= units.fetch_threshold_tokens else 0
-        known = max(held, shared if fetchable else 0)
-        return cls(kept, fetchable, length - kept - fetchable, known - kept - fetchable)
-
     @property
     def uncached(self) -> int:
         """Tokens that are not held."""
@@ -71,4 +57,9 @@ class CachedPrompt:
 
     def tokens(self, replica: str, units: CacheUnits = SINGLE_TOKENS) -> PromptTokens:
         """What the replica with this id, which caches in these units, has to do for the tokens of the prompt."""
-        return PromptTokens.of(self.length, self.held.get(replica, 0), self.shared, units)
+        held, shared = (min(max(0, each), self.length) for each in (self.held.get(replica, 0), self.shared))
+        kept = units.whole_pages(held)
+        missing = units.whole_pages(shared) - kept
+        fetchable = missing if missing >= units.fetch_threshold_tokens else 0
+        known = max(held, shared if fetchable else 0)
+        return PromptTokens(kept, fetchable, self.length - kept - fetchable, known - kept - fetchable)

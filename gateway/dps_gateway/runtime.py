@@ -5,15 +5,16 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
 
-from dps_gateway.auth import Key, Keys
-from dps_gateway.body_budget import BodyBudget
+from pydantic.alias_generators import to_camel
+
+from dps_gateway.auth import Keys
 from dps_gateway.config import ConfigError, GatewayConfig, PoolConfig, Pools, current_redis_url, read_line
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.key_limits import KeyLimits
+from dps_gateway.limits import BodyBudget, KeyLimits
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.cache_identity import CacheSalt
 from dps_gateway.prompt.renderer import PromptRenderer
@@ -39,6 +40,13 @@ log = logging.getLogger(__name__)
 
 FIXED_SECTIONS: Final = ("listen", "model", "telemetry")
 """Sections that are read only when the gateway starts."""
+
+_FIXED_KEYS: Final = {
+    "routing": ("decision_log",),
+    "session": ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records"),
+    "timeouts": ("drain_seconds",),
+}
+"""Keys of other sections that are read only then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,13 @@ class Runtime:
         loaded = _Reloadable.load(config)
         self.metrics = Metrics()
         self._redis_url = loaded.redis_url
-        self.redis = _redis(config, loaded.redis_url, self._count_state_error)
+        self.redis: RedisBackend | None = None
+        if loaded.redis_url is not None:
+            self.redis = RedisBackend(
+                _client(config, loaded.redis_url),
+                config.session.redis_timeout_seconds,
+                lambda kind: self.metrics.state_errors.labels(kind).inc(),
+            )
         self.tracing = Tracing(config.telemetry)
         self.decision_log = _json_log(
             config.routing.decision_log, "decision log", self.metrics.decision_log_dropped.inc
@@ -92,39 +106,23 @@ class Runtime:
             config.telemetry.access_log, "access log", self.metrics.access_log_dropped.inc
         )
         self.engine = SGLang()
-        self.renderer = PromptRenderer(tokenizer, self.engine)
+        self.renderer = PromptRenderer(tokenizer)
         self.upstream = Upstream(config.timeouts)
-        session, limits = config.session, config.limits
-        self.mirror = Mirror(session.mirror_records)
-        store = SessionStore(self.redis, self.mirror, session.ttl_seconds)
-        self.turns = Turns(
-            store, loaded.session_keys, self.engine.cache_fields, config.routing.common_prefix_cache
-        )
-        self.admission = Admission(limits.max_queued)
-        self.admission.holding = _requests_wait(config)
-        self.pools = {
-            pool: EnginePool(
-                pool,
-                limits.max_in_flight_per_replica,
-                self.admission,
-                loaded.engine_keys[pool],
-                loaded.trust[pool],
-                partial(self._is_ready, pool.other),
-                config.timeouts.slow_start_seconds,
-            )
-            for pool in Pool
-        }
+        self.mirror = Mirror(config.session.mirror_records)
+        store = SessionStore(self.redis, self.mirror, config.session.ttl_seconds)
+        self.turns = Turns(store, loaded.session_keys, self.engine.cache_fields)
+        self.admission = Admission(config.limits.max_queued)
+        in_flight = config.limits.max_in_flight_per_replica
+        self.pools = {name: EnginePool(name, in_flight, self.admission) for name in Pool}
+        for name, pool in self.pools.items():
+            pool.other = self.pools[name.other]
         self.learning = SharedLearning(self.redis)
         self.retry_budget = RetryBudget()
         self.fatal_requests = FatalRequests()
-        self.bodies = BodyBudget(self._max_buffered_bytes, self._min_buffered_bytes)
+        self.bodies = BodyBudget()
         self.draining = False
-        self._ready_without_engines = _answers_without_engines(config)
-        self.config = config
+        self._ready_without_engines = False
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
-        self.admin_token = loaded.admin_token
-        """The token that requests for sessions on the admin port must contain, or None if they are not protected."""
-        self.keys = loaded.keys
         self.key_limits = KeyLimits()
         self.policy = loaded.policy
         self._started_with = config
@@ -132,27 +130,17 @@ class Runtime:
         """When the configuration in use was loaded, in seconds since the Unix epoch."""
         self.config_error: str | None = None
         """Why the newest configuration is not in use; None if it is."""
-        self._set_endpoints(config)
+        self._use(config, loaded)
 
     def in_effect(self, config: GatewayConfig) -> GatewayConfig:
         """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
         in_use = self.config
-        fixed = ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
-        session = {name: getattr(in_use.session, name) for name in fixed}
-        drain_seconds = in_use.timeouts.drain_seconds
-        return config.model_copy(
-            update={
-                **{section: getattr(in_use, section) for section in FIXED_SECTIONS},
-                "config_map": in_use.config_map,
-                "pools": Pools(
-                    speculative=_located(config.pools.speculative, in_use.pools.speculative),
-                    greedy=_located(config.pools.greedy, in_use.pools.greedy),
-                ),
-                "session": config.session.model_copy(update=session),
-                "routing": config.routing.model_copy(update={"decision_log": in_use.routing.decision_log}),
-                "timeouts": config.timeouts.model_copy(update={"drain_seconds": drain_seconds}),
-            }
-        )
+        changes: dict[str, object] = {name: getattr(in_use, name) for name in (*FIXED_SECTIONS, "config_map")}
+        for section, names in _FIXED_KEYS.items():
+            values = {name: getattr(getattr(in_use, section), name) for name in names}
+            changes[section] = getattr(config, section).model_copy(update=values)
+        pools = {pool.value: _located(config.pools[pool], in_use.pools[pool]) for pool in Pool}
+        return config.model_copy(update={**changes, "pools": Pools(**pools)})
 
     def apply(self, config: GatewayConfig) -> None:
         """Apply a new configuration atomically. Requests in flight are unaffected.
@@ -168,20 +156,27 @@ class Runtime:
             if value != started[key]:
                 log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
         previous = self.config.routing.model_copy(update={"suspended": config.routing.suspended})
-        self.config = config = self.in_effect(config)
+        config = self.in_effect(config)
         if config.routing != previous:  # otherwise, keep what a learning policy has learned
             self.policy = loaded.policy
         if self.tls is not None and loaded.certificate is not None:
             self.tls.apply(loaded.certificate)
-        self.admin_token = loaded.admin_token
+        self._use(config, loaded)
+
+    def _use(self, config: GatewayConfig, loaded: _Reloadable) -> None:
+        """Use a configuration at the start or after a reload, except for the policy and the certificate."""
+        self.config = config
         self.keys = loaded.keys
-        self.turns.configure(
-            loaded.session_keys, config.session.ttl_seconds, config.routing.common_prefix_cache
-        )
-        self.upstream.configure(config.timeouts)
+        self.admin_token = loaded.admin_token
+        """The token that requests for sessions on the admin port must contain, or None if they are not protected."""
+        self.turns.keys = loaded.session_keys
+        self.turns.common_prefix_cache = config.routing.common_prefix_cache
+        self.turns.store.ttl_seconds = config.session.ttl_seconds
+        self.upstream.timeouts = config.timeouts
+        waits = config.timeouts.wake_seconds is not None and not config.routing.suspended
         self.admission.max_queued = config.limits.max_queued
-        self.admission.holding = _requests_wait(config)
-        self._ready_without_engines |= _answers_without_engines(config)
+        self.admission.holding = waits
+        self._ready_without_engines |= waits or config.routing.suspended
         for name, pool in self.pools.items():
             pool.configure(
                 config.limits.max_in_flight_per_replica,
@@ -189,7 +184,8 @@ class Runtime:
                 loaded.trust[name],
                 config.timeouts.slow_start_seconds,
             )
-        self._set_endpoints(config)
+            if endpoints := config.pools[name].endpoints:  # those of a Service come from discovery
+                pool.set_endpoints(endpoints)
 
     @property
     def ready(self) -> bool:
@@ -212,17 +208,14 @@ class Runtime:
         self.metrics.buffered_bytes.set(self.bodies.used)
         self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
-    def key(self, headers: Mapping[str, str]) -> Key | None:
-        """The API key of a request, or None if no keys are configured. Raises Unauthorized."""
-        return self.keys.key(headers) if self.keys is not None else None
-
     @property
     def separates_tenants(self) -> bool:
         """Whether there are several tenants, which must not read each other's cached tokens."""
-        return self.config.auth.isolate_cache and self._has_several_tenants
+        return self.config.auth.isolate_cache and self.has_several_tenants
 
     @property
-    def _has_several_tenants(self) -> bool:
+    def has_several_tenants(self) -> bool:
+        """Whether there are API keys of more than one tenant."""
         return self.keys is not None and len(self.keys.tenants) > 1
 
     def cache_salt(self, tenant: str) -> CacheSalt | None:
@@ -245,37 +238,6 @@ class Runtime:
                 await entries.flush()
         self.tracing.shutdown()
 
-    def _set_endpoints(self, config: GatewayConfig) -> None:
-        """Apply endpoints that are listed in the configuration; those of a Service come from discovery."""
-        for name, pool in self.pools.items():
-            if endpoints := config.pools[name].endpoints:
-                pool.set_endpoints(endpoints)
-
-    def _is_ready(self, pool: Pool) -> bool:
-        """Whether a replica of the pool may receive requests."""
-        return bool(self.pools[pool].ready)
-
-    def _max_buffered_bytes(self) -> int:
-        """The memory for bodies, in bytes, which is enough for at least one body of the maximum size."""
-        return max(self.config.limits.max_buffered_bytes, self.config.limits.max_body_bytes)
-
-    def _min_buffered_bytes(self) -> int | None:
-        """The memory for bodies, in bytes, that each tenant may use if it is free; None if there is only one tenant."""
-        return self.config.limits.max_body_bytes if self._has_several_tenants else None
-
-    def _count_state_error(self, kind: str) -> None:
-        self.metrics.state_errors.labels(kind).inc()
-
-
-def _requests_wait(config: GatewayConfig) -> bool:
-    """Whether requests wait while no engine is ready."""
-    return config.timeouts.wake_seconds is not None and not config.routing.suspended
-
-
-def _answers_without_engines(config: GatewayConfig) -> bool:
-    """Whether requests wait while no engine is ready, or are refused because the router is suspended."""
-    return config.routing.suspended or _requests_wait(config)
-
 
 def _located(pool: PoolConfig, in_use: PoolConfig) -> PoolConfig:
     """The pool of a reloaded configuration. A list of endpoints is replaced only by another one, because discovery is
@@ -287,28 +249,19 @@ def _located(pool: PoolConfig, in_use: PoolConfig) -> PoolConfig:
 
 def _read_at_start(config: GatewayConfig) -> dict[str, object]:
     """The values that a reload does not apply, by their keys."""
-    session = config.session
     return {
         **{section: getattr(config, section) for section in FIXED_SECTIONS},
         "configMap": config.config_map,
         **{f"pools.{name}.service": config.pools[name].service for name in Pool},
-        "routing.decisionLog": config.routing.decision_log,
-        "session.redisUrl": session.redis_url,
-        "session.redisUrlFile": session.redis_url_file,
-        "session.scope": session.scope,
-        "session.redisTimeoutSeconds": session.redis_timeout_seconds,
-        "session.mirrorRecords": session.mirror_records,
-        "timeouts.drainSeconds": config.timeouts.drain_seconds,
+        **{
+            f"{section}.{to_camel(name)}": getattr(getattr(config, section), name)
+            for section, names in _FIXED_KEYS.items()
+            for name in names
+        },
     }
 
 
 _scope = lru_cache(maxsize=1024)(Scope.of)
-
-
-def _redis(config: GatewayConfig, url: str | None, on_error: Callable[[str], None]) -> RedisBackend | None:
-    if url is None:
-        return None
-    return RedisBackend(_client(config, url), config.session.redis_timeout_seconds, on_error)
 
 
 def _client(config: GatewayConfig, url: str) -> Client:

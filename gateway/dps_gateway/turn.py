@@ -1,7 +1,7 @@
 """The life of one turn: identify its session, measure its growth, choose its pool, commit it, correct its record."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from dps_gateway.pool import Pool, replica_id
 from dps_gateway.prompt.cache_identity import cache_key
 from dps_gateway.prompt.outline import Difference
 from dps_gateway.prompt.renderer import Prompt
-from dps_gateway.routing.decision import PolicyInput, PoolView
+from dps_gateway.routing.decision import PolicyInput
 from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
@@ -89,30 +89,12 @@ class MeasuredTurn:
         )
 
     @property
-    def kind(self) -> str:
-        """The tenant, the model and the system prompt with its tools: sessions with these in common may be alike."""
-        return self.session.scope.name + self.prompt.system_digest[:KIND_CHARS]
-
-    @property
     def difference(self) -> Difference | None:
         """Where the prompt first differs from the newest one of the session whose history it has changed."""
         session = self.session
         if session.growth.history is not History.CHANGED:
             return None
         return self.prompt.outline.difference(session.base.outline)
-
-    def point(self, pool: Pool, url: str) -> Point:
-        """The point to record once the replica of `pool` with this base URL has begun to answer."""
-        return Point(
-            turn=self.number,
-            digest=self.prompt.digest,
-            offset=self.prompt.offset,
-            tokens=self.boundary_tokens,
-            counted=self.counted_tokens,
-            holders=(CachedOn(pool, replica_id(url)),),
-            correction=self.correction,
-            shared=self.common_prefix_cache,
-        )
 
 
 class Turns:
@@ -126,17 +108,9 @@ class Turns:
         common_prefix_cache: bool = False,
     ) -> None:
         self.store = store
-        self._keys = keys
+        self.keys = keys
         self._cache_fields = cache_fields
-        self._common_prefix_cache = common_prefix_cache
-
-    def configure(
-        self, keys: tuple[SessionKey, ...], ttl_seconds: int, common_prefix_cache: bool = False
-    ) -> None:
-        """Apply new session keys, a new TTL and a new kind of prefix cache to subsequent turns."""
-        self._keys = keys
-        self.store.ttl_seconds = ttl_seconds
-        self._common_prefix_cache = common_prefix_cache
+        self.common_prefix_cache = common_prefix_cache
 
     async def measure(
         self,
@@ -151,33 +125,57 @@ class Turns:
         A prompt that continues a stored response belongs to that response's session.
         """
         prompt = prompt.in_cache(cache_key(body, self._cache_fields))
-        client_id = client_session_id(self._keys, headers, body)
+        client_id = client_session_id(self.keys, headers, body)
+        boundary_tokens = 0
         if stored is not None:
             session = await self._continued(scope, prompt, stored, client_id)
             counted, _ = await prompt.measure(None)
-            return self._measured(session, prompt, counted, 0)
-        session = (
-            await self._named(scope, prompt, client_id)
-            if client_id is not None
-            else await self._by_history(scope, prompt)
+        else:
+            session = (
+                await self._named(scope, prompt, client_id)
+                if client_id is not None
+                else await self._by_history(scope, prompt)
+            )
+            counted, boundary_tokens = await prompt.measure(session.growth.parent)
+        growth, common = session.growth, self.common_prefix_cache
+        correction = growth.parent.correction if growth.parent is not None else 0
+        prompt_tokens = max(0, counted + correction)
+        return MeasuredTurn(
+            session=session,
+            prompt=prompt,
+            prompt_tokens=prompt_tokens,
+            delta_tokens=growth.delta_tokens(prompt_tokens),
+            counted_tokens=counted,
+            correction=correction,
+            boundary_tokens=boundary_tokens,
+            number=_number(session, prompt, counted),
+            common_prefix_cache=common,
+            cached=growth.cached(prompt_tokens, common_prefix_cache=common),
         )
-        base = session.growth.parent
-        counted, boundary_tokens = await prompt.measure(base)
-        return self._measured(session, prompt, counted, boundary_tokens)
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, url: str, span: str) -> None:
         """Record that the replica of `pool` with this base URL has begun to answer: it now holds the prompt."""
-        session = turn.session
+        session, prompt = turn.session, turn.prompt
+        point = Point(
+            turn=turn.number,
+            digest=prompt.digest,
+            offset=prompt.offset,
+            tokens=turn.boundary_tokens,
+            counted=turn.counted_tokens,
+            holders=(CachedOn(pool, replica_id(url)),),
+            correction=turn.correction,
+            shared=turn.common_prefix_cache,
+        )
         await self.store.commit(
             session.scope,
             session.snapshot,
             session.id,
             session.base,
-            turn.point(pool, url),
+            point,
             session.growth.parent,
             span=span,
-            outline=turn.prompt.outline.fingerprints,
-            pointer_digest=turn.prompt.pointer_digest if session.by_history else None,
+            outline=prompt.outline.fingerprints,
+            pointer_digest=prompt.pointer_digest if session.by_history else None,
         )
 
     async def correct(
@@ -223,23 +221,6 @@ class Turns:
             await self.store.amend(turn.session.scope, turn.session.id, corrected)
         return mismatch
 
-    def _measured(self, session: Session, prompt: Prompt, counted: int, boundary_tokens: int) -> MeasuredTurn:
-        growth, common = session.growth, self._common_prefix_cache
-        correction = growth.parent.correction if growth.parent is not None else 0
-        prompt_tokens = max(0, counted + correction)
-        return MeasuredTurn(
-            session=session,
-            prompt=prompt,
-            prompt_tokens=prompt_tokens,
-            delta_tokens=growth.delta_tokens(prompt_tokens),
-            counted_tokens=counted,
-            correction=correction,
-            boundary_tokens=boundary_tokens,
-            number=_number(session, prompt, counted),
-            common_prefix_cache=common,
-            cached=growth.cached(prompt_tokens, common_prefix_cache=common),
-        )
-
     async def _named(self, scope: Scope, prompt: Prompt, client_id: str) -> Session:
         session = SessionId.of_client(scope, client_id)
         snapshot = await self.store.read(scope, session)
@@ -273,7 +254,7 @@ class Turns:
         A prompt that diverges from a session's history becomes a separate session, because many conversations may
         share a beginning, and one record is too small for all of them.
         """
-        tag = history_tag(prompt.root_digest.encode())
+        tag = history_tag(prompt.digest_of(prompt.root).encode())
         snapshot = await self.store.find(scope, tag, prompt.lookups())
         found = _found(scope, snapshot, prompt)
         if found is None:
@@ -329,33 +310,21 @@ def _recorded_prefix_bytes(session: Session) -> int:
 
 def policy_input_of(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> PolicyInput:
     """The policy's input for a measured turn, with the present state of the pools."""
+    base = turn.session.growth.parent
+    affinity = turn.affinity
+    views = ((name, pool.view(affinity, turn.cached)) for name, pool in pools.items())
     return PolicyInput(
         prompt_tokens=turn.prompt_tokens,
         delta_tokens=turn.delta_tokens,
         draw=random.random(),
         number=turn.number,
-        last_pool=_last_pool(turn),
-        pools=dict(_views(turn, pools)),
+        # None if both pools have served that turn, for example after a retry.
+        last_pool=next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None,
+        pools={name: view for name, view in views if view is not None},
         acceptance=turn.session.base.acceptance,
-        kind=turn.kind,
+        # The tenant, the model and the system prompt with its tools: sessions with these in common may be alike.
+        kind=turn.session.scope.name + turn.prompt.digest_of(turn.prompt.system)[:KIND_CHARS],
     )
-
-
-def _last_pool(turn: MeasuredTurn) -> Pool | None:
-    """The pool that served the turn that the prompt grew from.
-
-    None if there is no such turn, or if both pools have served it, for example after a retry.
-    """
-    base = turn.session.growth.parent
-    return next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None
-
-
-def _views(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Iterator[tuple[Pool, PoolView]]:
-    cached = turn.cached
-    for name, pool in pools.items():
-        view = pool.view(turn.affinity, cached)
-        if view is not None:
-            yield name, view
 
 
 def _number(session: Session, prompt: Prompt, counted: int) -> int:

@@ -39,7 +39,7 @@ def url(pool: Pool) -> str:
 @cache
 def renderer() -> PromptRenderer:
     """One renderer for all tests, because its tokenizer takes a moment to load."""
-    return PromptRenderer(shared_tokenizer(), SGLang())
+    return PromptRenderer(shared_tokenizer())
 
 
 class ConversationClient:

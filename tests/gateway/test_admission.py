@@ -4,13 +4,10 @@ import asyncio
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dps_gateway.api.call import urgency_of
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull, SlotRequest
-from dps_gateway.upstream.fair_queue import Entry, PriorityQueue
 from tests.gateway.engine_pool import PoolPair
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
@@ -81,27 +78,6 @@ async def test_urgent_requests_are_served_first_and_displace_others() -> None:
         await refused[1]
     pair.release(Pool.GREEDY)
     await usual
-
-
-ENTRIES = st.lists(
-    st.builds(Entry, st.sampled_from("ABC"), st.sampled_from(["1", None]), st.integers(), st.integers(0, 7))
-)
-
-
-@given(ENTRIES, st.sampled_from("ABCD"), st.integers(0, 7))
-def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
-    entries: list[Entry[int]], tenant: str, urgency: int
-) -> None:
-    queue: PriorityQueue[int] = PriorityQueue()
-    for entry in entries:
-        queue.add(entry)
-    order = [entry.urgency for entry in queue]
-    assert order == sorted(entry.urgency for entry in entries)
-    displaced = queue.displaced_by(tenant, urgency)
-    assert displaced is None or urgency <= displaced.urgency == order[-1]
-    assert displaced is not None or not order or urgency >= order[-1]
-    while len(queue):
-        assert queue.serve(next(iter(queue)))
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,18 @@
 """A session keeps its replica while others are added or removed, unless the replica is overloaded."""
 
-from dataclasses import dataclass
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import replica_id
 from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred, ranked
+from dps_gateway.upstream.replica import Replica
 
 
-@dataclass
-class FakeReplica:
-    url: str
-    in_flight: int = 0
-
-    @property
-    def id(self) -> str:
-        return replica_id(self.url)
-
-
-def replicas(*loads: int) -> list[FakeReplica]:
-    return [FakeReplica(f"http://engine-{number}", load) for number, load in enumerate(loads)]
+def replicas(*loads: int) -> list[Replica]:
+    replicas = [Replica(f"http://engine-{number}") for number in range(len(loads))]
+    for replica, load in zip(replicas, loads, strict=True):
+        replica.in_flight = load
+    return replicas
 
 
 sessions = st.text(min_size=1, max_size=20)

@@ -10,8 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.config import ConfigError, ConfigMapRef, ServiceRef
-from dps_gateway.kubernetes_api import ApiServer, watch_config_map
-from dps_gateway.upstream.discovery import replica_urls, watch_service
+from dps_gateway.kubernetes_api import ApiServer, replica_urls, watch_config_map, watch_service
 
 ONE = "http://10.0.0.1:30000"
 SERVICE = ServiceRef(name="demo-greedy", namespace="llm", port=30000)

@@ -65,3 +65,25 @@ def test_new_entry_displaces_one_only_if_its_tenant_stays_at_or_below_the_longes
     longest = max(sizes.values(), default=0)
     assert (displaced is not None) == (longest > sizes[tenant] + 1)
     assert displaced is None or sizes[displaced.tenant] == longest
+
+
+@given(
+    st.lists(
+        st.builds(
+            Entry, st.sampled_from("ABC"), st.sampled_from(["1", None]), st.integers(), st.integers(0, 7)
+        )
+    ),
+    st.sampled_from("ABCD"),
+    st.integers(0, 7),
+)
+def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
+    entries: list[Entry[int]], tenant: str, urgency: int
+) -> None:
+    queue = queue_of(entries)
+    order = [entry.urgency for entry in queue]
+    assert order == sorted(entry.urgency for entry in entries)
+    displaced = queue.displaced_by(tenant, urgency)
+    assert displaced is None or urgency <= displaced.urgency == order[-1]
+    assert displaced is not None or not order or urgency >= order[-1]
+    while len(queue):
+        assert queue.serve(next(iter(queue)))

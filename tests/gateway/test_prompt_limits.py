@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.engine.sglang import SGLang
 from dps_gateway.prompt.chat import chat_input
 from dps_gateway.prompt.renderer import PromptRenderer
 from dps_gateway.prompt.responses import MAX_REASONING_BYTES, chat_request
@@ -145,7 +144,7 @@ class TestMediaOffsets:
     @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=5))
     def test_offsets_are_those_of_the_messages(self, texts: list[str]) -> None:
         numbered = [f"<{number}>{text}" for number, text in enumerate(texts)]
-        renderer = PromptRenderer(shared_tokenizer(), SGLang())
+        renderer = PromptRenderer(shared_tokenizer())
         data = renderer.chat({"messages": media_chat(numbered)}).data
         expected, start = [], 0
         for text in numbered:
@@ -155,9 +154,9 @@ class TestMediaOffsets:
 
     def test_many_messages(self) -> None:
         messages = media_chat([f"<{number}>" for number in range(150_000)])
-        offsets = offsets_of(PromptRenderer(shared_tokenizer(), SGLang()), messages)
+        offsets = offsets_of(PromptRenderer(shared_tokenizer()), messages)
         assert len(set(offsets)) == len(messages)
 
     def test_text_that_looks_like_a_sentinel_puts_all_media_at_the_start(self) -> None:
-        renderer = PromptRenderer(shared_tokenizer(), SGLang())
+        renderer = PromptRenderer(shared_tokenizer())
         assert offsets_of(renderer, media_chat(["\x00media 0\x00", "b"])) == [0, 0]

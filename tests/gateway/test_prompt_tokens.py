@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from dps_gateway.api.endpoints import ENDPOINTS
-from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
 from dps_gateway.prompt.renderer import Prompt, PromptRenderer, Uncountable
-from dps_gateway.prompt.template import compiled
-from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.prompt.tokenizer import Tokenizer, compiled
 from dps_gateway.prompt.tokenizer_loader import Description, TokenizerError, describe
 from dps_gateway.session.record import CachedOn, Point
 from dps_lab.workload.assets import bfcl
@@ -58,7 +56,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def renderer(tokenizer: Tokenizer) -> PromptRenderer:
-    return PromptRenderer(tokenizer, SGLang())
+    return PromptRenderer(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ def test_only_added_text_is_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.
         return plain(text)
 
     monkeypatch.setattr(tokenizer, "count", spy)
-    renderer = PromptRenderer(tokenizer, SGLang())
+    renderer = PromptRenderer(tokenizer)
     history = [
         {"role": "user", "content": "a long beginning " * 500},
         {"role": "assistant", "content": "yes"},
@@ -158,7 +156,7 @@ def edits(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Iterator
 def thinking_accountant() -> PromptRenderer:
     hf = AutoTokenizer.from_pretrained(real_tokenizer())
     hf.chat_template = THINKING_TEMPLATE
-    return PromptRenderer(Tokenizer(Description.of(hf)), SGLang())
+    return PromptRenderer(Tokenizer(Description.of(hf)))
 
 
 class TestAdversarialHistories:
@@ -212,7 +210,7 @@ def test_stripped_thinking_does_not_change_the_history() -> None:
     """The next prompt lacks the generation prompt's `<think>`, but contains all text before it."""
     hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
     hf.chat_template = THINKING_TEMPLATE
-    renderer = PromptRenderer(Tokenizer(Description.of(hf)), SGLang())
+    renderer = PromptRenderer(Tokenizer(Description.of(hf)))
     first = [{"role": "user", "content": "why?"}]
     answered = [
         *first,

@@ -54,9 +54,8 @@ async def runtime(source: ConfigFile) -> AsyncIterator[Runtime]:
 
 def tenant(runtime: Runtime, key: str) -> str:
     """The tenant of a request with an API key."""
-    found = runtime.key(CIMultiDict({"Authorization": f"Bearer {key}"}))
-    assert found is not None
-    return found.tenant
+    assert runtime.keys is not None
+    return runtime.keys.key(CIMultiDict({"Authorization": f"Bearer {key}"})).tenant
 
 
 async def test_new_content_of_the_keys_file_replaces_the_keys(source: ConfigFile, runtime: Runtime) -> None:
@@ -158,6 +157,16 @@ async def test_new_endpoints_are_reloaded(source: ConfigFile, runtime: Runtime) 
     assert reload_config(source, runtime)
     assert [list(pool.replicas) for pool in runtime.pools.values()] == [["http://127.0.0.1:2"]] * 2
     assert runtime.config.pools.greedy.endpoints == ("http://127.0.0.1:2",)
+
+
+async def test_reload_keeps_the_replicas_of_a_service(file: Path) -> None:
+    service = "{service: {name: s, namespace: n, port: 1}}"
+    write("gateway.yaml", CONFIG.replace("{endpoints: ['http://127.0.0.1:1']}", service))
+    runtime = Runtime(load_config(file), shared_tokenizer())
+    runtime.pools[Pool.GREEDY].set_endpoints(["http://found"])
+    assert reload_config(ConfigFile(file), runtime)
+    assert list(runtime.pools[Pool.GREEDY].replicas) == ["http://found"]
+    await runtime.close()
 
 
 async def test_new_content_of_the_file_with_the_redis_url_is_used(file: Path) -> None:

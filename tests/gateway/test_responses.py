@@ -1,14 +1,16 @@
 """Requests of OpenAI's Responses API are converted to chat requests as SGLang converts them."""
 
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dps_gateway.engine.sglang import SGLang
 from dps_gateway.prompt.chat import ChatInput, chat_input
+from dps_gateway.prompt.renderer import PromptRenderer, Uncountable
 from dps_gateway.prompt.responses import chat_request
+from dps_testkit.tokenizers import shared_tokenizer
 from tests.gateway.test_messages import recorded
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "responses_sglang_0_5_23.json").read_text())
@@ -36,5 +38,7 @@ def test_conversion_equals_that_of_sglang(case: dict[str, Any]) -> None:
 
 def test_requests_to_models_with_the_harmony_format_are_not_converted() -> None:
     """SGLang does not use the chat template for them. The gateway then serves the request as stateless."""
-    with pytest.raises(ValueError, match="harmony"):
-        SGLang().chat_of_responses({"input": "hello"}, "{{ '<|channel|>' }}")
+    harmony = copy(shared_tokenizer())
+    harmony.chat_template = "{{ '<|channel|>' }}"
+    with pytest.raises(Uncountable, match="harmony"):
+        PromptRenderer(harmony).responses({"input": "hello"})

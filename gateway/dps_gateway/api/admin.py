@@ -142,27 +142,20 @@ def protected(handler: Handler) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
         token = request.app[RUNTIME].admin_token
         if token is None:
-            return await _if_local(request, handler)
-        if _matches(token, request.headers.get("Authorization", "")):
+            permitted = is_local(request.remote) and _is_address(request.host)
+            message = "set listen.adminTokenFile, and use its token, to use this from another host"
+        else:
+            permitted = _matches(token, request.headers.get("Authorization", ""))
+            message = "send 'Authorization: Bearer TOKEN' with the token in listen.adminTokenFile, "
+            message += "or the token as password"
+        if permitted:
             return await handler(request)
-        return _unauthorized(
-            "send 'Authorization: Bearer TOKEN' with the token in listen.adminTokenFile, or the token as password"
-        )
+        response = _json({"error": message}, 401)
+        response.headers["WWW-Authenticate"] = 'Basic realm="DPS Router"'
+        response.headers.add("WWW-Authenticate", "Bearer")
+        return response
 
     return checked
-
-
-async def _if_local(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if is_local(request.remote) and _is_address(request.host):
-        return await handler(request)
-    return _unauthorized("set listen.adminTokenFile, and use its token, to use this from another host")
-
-
-def _unauthorized(message: str) -> web.Response:
-    response = _json({"error": message}, 401)
-    response.headers["WWW-Authenticate"] = 'Basic realm="DPS Router"'
-    response.headers.add("WWW-Authenticate", "Bearer")
-    return response
 
 
 def is_local(remote: str | None) -> bool:

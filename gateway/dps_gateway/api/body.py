@@ -88,55 +88,39 @@ async def in_thread_if_large(body: bytes, work: Callable[P, T], *args: P.args, *
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
-async def read_body(
-    request: web.Request, config: GatewayConfig, reserve: Callable[[int], None] = lambda size: None
-) -> bytes:
+async def read_body(request: web.Request, config: GatewayConfig, reserve: Callable[[int], None]) -> bytes:
     """The body of the request, decompressed. `reserve` is called with the size of each part before it is kept.
 
-    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, and BodyTooSlow if it takes longer than timeouts.bodySeconds
-    or, after BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average.
+    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, BodyTooSlow if it takes longer than timeouts.bodySeconds or,
+    after BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average, and BadRequest.
     """
-    limits, timeouts = config.limits, config.timeouts
-    if request.content.is_eof():  # most bodies have arrived with the head and need no timer
-        return await _read(request, limits.max_body_bytes, reserve)
-    began = asyncio.get_running_loop().time()
-    rate = limits.min_body_bytes_per_second
+    max_bytes, rate = config.limits.max_body_bytes, config.limits.min_body_bytes_per_second
+    body_seconds, began = config.timeouts.body_seconds, asyncio.get_running_loop().time()
 
     def ends(size: int) -> float:
-        seconds = BODY_GRACE_SECONDS + size / rate if rate else timeouts.body_seconds
-        return began + min(timeouts.body_seconds, seconds)
+        seconds = BODY_GRACE_SECONDS + size / rate if rate else body_seconds
+        return began + min(body_seconds, seconds)
 
+    too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
+    if (request.content_length or 0) > max_bytes:
+        raise too_large
+    chunks, size = [], 0
+    has_arrived = request.content.is_eof()  # most bodies have arrived with the head and need no timer
     try:
-        async with asyncio.timeout_at(ends(0)) as limit:
-            return await _read(
-                request, limits.max_body_bytes, reserve, lambda size: limit.reschedule(ends(size))
-            )
+        async with asyncio.timeout_at(None if has_arrived else ends(0)) as limit:
+            while chunk := await request.content.readany():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise too_large
+                reserve(len(chunk))
+                chunks.append(chunk)
+                if not has_arrived:
+                    limit.reschedule(ends(size))
+    except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
+        raise BadRequest("the request body is incomplete or cannot be decompressed") from error
     except TimeoutError as error:
         seconds = asyncio.get_running_loop().time() - began
         raise BodyTooSlow(
             f"the body was incomplete after {seconds:.3g} s (timeouts.bodySeconds or limits.minBodyBytesPerSecond)"
         ) from error
-
-
-async def _read(
-    request: web.Request,
-    max_bytes: int,
-    reserve: Callable[[int], None],
-    arrived: Callable[[int], None] = lambda size: None,
-) -> bytes:
-    """The body. `arrived` is called with the size that has arrived so far."""
-    too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
-    if (request.content_length or 0) > max_bytes:
-        raise too_large
-    chunks, size = [], 0
-    try:
-        while chunk := await request.content.readany():
-            size += len(chunk)
-            if size > max_bytes:
-                raise too_large
-            reserve(len(chunk))
-            chunks.append(chunk)
-            arrived(size)
-    except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
-        raise BadRequest("the request body is incomplete or cannot be decompressed") from error
     return b"".join(chunks)

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -115,16 +115,19 @@ class Call:
     """The size of the request's body, as far as it has arrived."""
     _deadline: float = 0.0
     """The end of the time for the whole response, on the event loop's clock."""
-    written_at: float = -math.inf
+    _written_at: float = -math.inf
     """When the last part of the response was sent, on the event loop's clock."""
     _write_limit: float | None = None
     """The end of the time for the write in progress, on the event loop's clock."""
     _watch: asyncio.TimerHandle | None = None
+    _next_heartbeat: asyncio.TimerHandle | None = None
+    _heartbeat: asyncio.Task[None] | None = None
+    """The heartbeat that is being sent, or was sent last."""
 
     def authenticate(self) -> None:
         """Check the client's API key, and count the request for it. Raises Unauthorized, KeyBusy and KeyExhausted."""
-        self.key = self.runtime.key(self.request.headers)
-        if self.key is not None:
+        if self.runtime.keys is not None:
+            self.key = self.runtime.keys.key(self.request.headers)
             self.runtime.key_limits.enter(self.key)
             self._entered = True
 
@@ -141,21 +144,27 @@ class Call:
     @asynccontextmanager
     async def before_dispatch(self) -> AsyncIterator[None]:
         """The context of the work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
-        if self.timeout_seconds is None:
-            yield
-            return
         try:
-            async with asyncio.timeout(self.timeout_seconds - (time.perf_counter() - self.started)) as limit:
+            async with asyncio.timeout(self._left_seconds) as limit:
                 yield
         except TimeoutError as error:
-            raise (self.deadline_exceeded() if limit.expired() else error) from error
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})"
+            ) from error
 
-    def deadline_exceeded(self) -> DeadlineExceeded:
-        """The error of a request that no engine has answered within the client's time."""
-        return DeadlineExceeded(f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})")
+    @property
+    def _left_seconds(self) -> float | None:
+        """What remains of the client's time, or None if it has set no limit."""
+        if self.timeout_seconds is None:
+            return None
+        return self.timeout_seconds - (time.perf_counter() - self.started)
 
     def _buffer(self, size: int) -> None:
-        if not self.runtime.bodies.reserve(self.tenant, size):
+        runtime = self.runtime
+        shared = runtime.has_several_tenants
+        if not runtime.bodies.reserve(self.tenant, size, runtime.config.limits, shared=shared):
             raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
         self._buffered += size
 
@@ -172,6 +181,7 @@ class Call:
 
     def ended(self) -> None:
         """Stop watching the client, release the memory of the body, and stop counting the request for its API key."""
+        self.stop_heartbeats()
         self.runtime.bodies.release(self.tenant, self._buffered)
         if self._watch is not None:
             self._watch.cancel()
@@ -250,9 +260,8 @@ class Call:
 
     async def start(self, response: web.StreamResponse, *, without: Sequence[str] = ()) -> None:
         """Send the response headers, including those that the gateway adds except `without`."""
-        seconds = self.runtime.config.timeouts.total_seconds
-        if self.timeout_seconds is not None:
-            seconds = min(seconds, self.timeout_seconds - (time.perf_counter() - self.started))
+        seconds, left = self.runtime.config.timeouts.total_seconds, self._left_seconds
+        seconds = seconds if left is None else min(seconds, left)
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         self._watch = loop.call_at(self._limit(loop.time()), self._check_write, loop)
@@ -270,17 +279,47 @@ class Call:
         """
         if data and self.request.method != hdrs.METH_HEAD:
             response = self._started()
-            self.written_at = asyncio.get_running_loop().time()
-            self._write_limit = self._limit(self.written_at)
+            self._written_at = asyncio.get_running_loop().time()
+            self._write_limit = self._limit(self._written_at)
             try:
                 await response.write(data)
             finally:
                 self._write_limit = None
 
-    @property
-    def writing(self) -> bool:
-        """Whether a part of the response is being sent."""
-        return self._write_limit is not None
+    def start_heartbeats(self, event: bytes) -> None:
+        """Send `event` after every timeouts.heartbeatSeconds in which nothing else has been sent.
+
+        Clients and load balancers close connections on which nothing arrives for some time, often 60 seconds. The first
+        heartbeat also sends the headers, with status 200, if the answer has not begun.
+        """
+        if seconds := self.runtime.config.timeouts.heartbeat_seconds:
+            loop = asyncio.get_running_loop()
+            self._next_heartbeat = loop.call_later(seconds, self._check_heartbeat, loop, event, seconds)
+
+    def stop_heartbeats(self) -> None:
+        """Send no more heartbeats."""
+        if self._next_heartbeat is not None:
+            self._next_heartbeat.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def _check_heartbeat(self, loop: asyncio.AbstractEventLoop, event: bytes, seconds: float) -> None:
+        """Send a heartbeat if it is due. As in `_check_write`, a single timer is set again when it expires."""
+        due = self._written_at + seconds
+        if loop.time() >= due:
+            self._heartbeat = loop.create_task(self._send_heartbeat(event))
+            due = loop.time() + seconds
+        self._next_heartbeat = loop.call_at(due, self._check_heartbeat, loop, event, seconds)
+
+    async def _send_heartbeat(self, event: bytes) -> None:
+        with suppress(ConnectionResetError):  # the handler is cancelled as well
+            if self.response is None:
+                # Another attempt may still move the request to another pool.
+                response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream"})
+                await self.start(response, without=("x-dps-pool", "x-dps-reason"))
+            between_events = self.events is None or not self.events.within_event
+            if between_events and self._write_limit is None:  # nothing else is being sent
+                await self.write(event)
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last part of the body. Raises ConnectionResetError as `write` does.

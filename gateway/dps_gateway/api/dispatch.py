@@ -4,13 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final, Self
 
 import orjson
 
-from dps_gateway.api.call import Call
+from dps_gateway.api.call import TIMEOUT_HEADER, Call
 from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
 from dps_gateway.api.outcome import Failure, failure_in
 from dps_gateway.api.sse import beginning
@@ -22,13 +22,14 @@ from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import (
     RETRYABLE_STATUSES,
     Answer,
+    Outbound,
     OutOfFiles,
     Rejection,
     UpstreamBroken,
     UpstreamFailed,
     forwarded_headers,
 )
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.replica import UNKNOWN, Replica
 from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
 
 ATTEMPTS_PER_POOL: Final = 3
@@ -43,28 +44,6 @@ DISPATCH_ERRORS: Final = (
     UpstreamFailed,
 )
 """The exceptions of `Dispatch`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outbound:
-    """A request as it is sent to a replica."""
-
-    method: str
-    path: str
-    body: bytes | None
-    headers: Mapping[str, str]
-    """Headers that replace the client's."""
-    streamed: bool
-    """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
-    buffered: bool
-    """Whether an answer is read completely, or a stream to its first content, before any of it is relayed, so that the
-    request can still be retried."""
-    salt_header: str | None = None
-    """The header with the tenant's cache salt, if only replicas that read it may serve the request."""
-    generates: bool = True
-    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
-    replica: str | None = None
-    """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
 
 def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
@@ -187,11 +166,8 @@ class Dispatch:
             raise
 
     def _deadline_exceeded(self) -> DeadlineExceeded:
-        if self._deadline.of_client:
-            return self._call.deadline_exceeded()
-        return DeadlineExceeded(
-            f"no engine answered within {self._deadline.seconds:g} s (timeouts.totalSeconds)"
-        )
+        setting = TIMEOUT_HEADER if self._deadline.of_client else "timeouts.totalSeconds"
+        return DeadlineExceeded(f"no engine answered within {self._deadline.seconds:g} s ({setting})")
 
     def _pools(self) -> list[EnginePool]:
         """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
@@ -225,7 +201,7 @@ class Dispatch:
 
     def _separates_tenants(self, replica: Replica) -> bool:
         header = self._outbound.salt_header
-        return header is None or replica.reads_salt_header(header)
+        return header is None or (replica.configuration or UNKNOWN).salt_header == header
 
     async def _slot(self, pools: list[EnginePool]) -> Slot | None:
         """Wait for a slot for the next attempt. None if no replica of `pools` is left, but other pools have one.
@@ -339,12 +315,9 @@ class Dispatch:
         try:
             answer = await self._runtime.upstream.send(
                 replica,
-                outbound.path,
-                outbound.body,
+                outbound,
                 forwarded_headers(call.request.headers, pool.api_key, outbound.headers, call.request_id),
-                outbound.method,
-                deadline=self._deadline,
-                streamed=outbound.streamed,
+                self._deadline,
                 fresh_connection=self._retries.fresh_connection,
                 trust=pool.trust,
             )

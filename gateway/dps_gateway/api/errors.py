@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dps_gateway.auth import Forbidden, Unauthorized
 from dps_gateway.engine.usage import text_or_none
-from dps_gateway.key_limits import KeyBusy, KeyExhausted
+from dps_gateway.limits import KeyBusy, KeyExhausted
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
 

@@ -2,41 +2,38 @@
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
 from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.cache_salt import SALT_HEADER, salted_fields
 from dps_gateway.api.call import Call, Handler, handler
 from dps_gateway.api.decisions import record_decision
-from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, Outbound, least_loaded
+from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
-from dps_gateway.api.heartbeats import Heartbeats
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
 from dps_gateway.api.stored_responses import find_stored_response
+from dps_gateway.prompt.cache_identity import CacheSalt
 from dps_gateway.prompt.renderer import Prompt, Uncountable, total_tokens
 from dps_gateway.prompt.volatile import without_volatile_parts
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
 from dps_gateway.telemetry.tracing import fail_span
 from dps_gateway.turn import policy_input_of
+from dps_gateway.upstream.exchange import SALT_HEADER, Outbound
 
 log = logging.getLogger(__name__)
 
 
 def routed_endpoint(endpoint: Endpoint) -> Handler:
     """The handler of a routed endpoint."""
-
-    async def serve_endpoint(call: Call) -> web.StreamResponse:
-        call.runtime.recent.in_progress.add(call)
-        return await serve(call, endpoint)
-
-    return handler(endpoint.path, endpoint.path, serve_endpoint, record_decision)
+    return handler(endpoint.path, endpoint.path, lambda call: serve(call, endpoint), record_decision)
 
 
 async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
@@ -46,6 +43,7 @@ async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
     of `Call.read` and `Dispatch.first`, and ConnectionResetError if the client disconnects.
     """
     runtime, model = call.runtime, call.runtime.config.model
+    runtime.recent.in_progress.add(call)
     async with call.before_dispatch():
         call.authenticate()
         raw = await call.read()
@@ -88,11 +86,13 @@ async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
         replica=call.stored.url if call.stored is not None else None,
     )
     try:
-        heartbeat = endpoint.heartbeat if outbound.streamed else b""
-        with Heartbeats(call, heartbeat), Dispatch(call, decision, outbound) as dispatch:
+        if outbound.streamed:
+            call.start_heartbeats(endpoint.heartbeat)
+        with Dispatch(call, decision, outbound) as dispatch:
             await dispatch.first()
             return await Relay(call, endpoint, dispatch, span, added).run()
     except Exception as error:
+        call.stop_heartbeats()
         fail_span(span, error)
         if call.response is None or not isinstance(error, DISPATCH_ERRORS):
             raise
@@ -166,3 +166,23 @@ def _salted(call: Call, endpoint: Endpoint) -> tuple[Body, dict[str, str]]:
     if not endpoint.salted:
         return call.body, {SALT_HEADER: salt.of(None)}
     return call.body.with_fields(salted_fields(call.body.fields, endpoint.salted, salt)), {}
+
+
+def salted_fields(
+    body: Mapping[str, Any], fields: Iterable[str], salt: CacheSalt
+) -> dict[str, str | list[str]]:
+    """The values of `fields` with the tenant's salt.
+
+    A client's own value selects one of the tenant's caches, never another tenant's: its digest replaces it. Raises
+    BadRequest if the value is neither a string nor a list of strings.
+    """
+    return {field: _salts(field, body.get(field), salt) for field in fields}
+
+
+def _salts(field: str, value: Any, salt: CacheSalt) -> str | list[str]:
+    """The salt, or one for each prompt of a batch if the client sent a list."""
+    if value is None or isinstance(value, str):
+        return salt.of(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return [salt.of(item) for item in value]
+    raise BadRequest(f"{field} must be a string, or a list of one string for each prompt")

@@ -11,9 +11,8 @@ from aiohttp import hdrs, web
 
 from dps_gateway.api import models, server_info
 from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.api.call import Call, handler
-from dps_gateway.api.dispatch import Dispatch, Outbound, least_loaded, whole
+from dps_gateway.api.dispatch import Dispatch, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
 from dps_gateway.api.errors import BadRequest, NotFound, UpgradeRefused, error_event
@@ -22,7 +21,7 @@ from dps_gateway.api.stored_responses import find_stored_response
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
+from dps_gateway.upstream.exchange import SALT_HEADER, Outbound, UpstreamBroken, UpstreamFailed
 
 ROUTE: Final = "/v1/*"
 
@@ -96,7 +95,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
     change: AnswerChange | None = None
     if request.path == server_info.PATH:
-        change = _server_info
+        change = server_info.public_info
     elif method == hdrs.METH_GET:
         target, change = _models(call, path, target)
     body: bytes | None = None
@@ -131,11 +130,6 @@ async def _forward(call: Call) -> web.StreamResponse:
         if change is not None and request.path != server_info.PATH:
             others = await _models_of(call, runtime.pools[dispatch.pool.name.other], outbound)
         return await _relay(call, dispatch, change, others)
-
-
-def _server_info(contents: Sequence[bytes]) -> bytes:
-    (content,) = contents
-    return server_info.public_info(content)
 
 
 async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[bytes]:
@@ -205,7 +199,12 @@ async def _relay(
     """Send the answer to the client, changed together with the answers of `others`."""
     answer = dispatch.answer
     if change is not None and answer.status < 400:
-        return await send_complete(call, answer, _changed([await whole(answer), *others], change))
+        contents = [await whole(answer), *others]
+        try:
+            content = change(contents)
+        except ValueError as error:
+            raise UpstreamFailed("broken", "the engine's answer does not have the expected form") from error
+        return await send_complete(call, answer, content)
     if answer.status >= 400 and not answer.streams:
         return await send_complete(call, answer, await whole(answer))
     response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
@@ -226,14 +225,6 @@ async def _relay(
         dispatch.record_success()
     await call.finish()
     return response
-
-
-def _changed(contents: Sequence[bytes], change: AnswerChange) -> bytes:
-    """Raises UpstreamFailed."""
-    try:
-        return change(contents)
-    except ValueError as error:
-        raise UpstreamFailed("broken", "the engine's answer does not have the expected form") from error
 
 
 pass_through: Final = handler(ROUTE, "relayed", _forward)

@@ -30,8 +30,7 @@ def public_app(runtime: Runtime) -> web.Application:
     # The handlers themselves limit the body, so that a reload of the configuration can change the limit.
     app = web.Application(client_max_size=0, middlewares=[_json_errors])
     app[RUNTIME] = runtime
-    app.on_response_prepare.append(_close_if_draining)
-    app.on_response_prepare.append(_allow_origin)
+    app.on_response_prepare.append(_add_headers)
     own = {"/health": _health, "/version": _version, "/openapi.json": _openapi}
     for path, handler in own.items():
         app.router.add_get(path, handler, expect_handler=_expect)
@@ -94,18 +93,15 @@ def _preflight(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-async def _allow_origin(request: web.Request, response: web.StreamResponse) -> None:
-    """Let scripts of any origin read the response. Access is controlled by API keys, never by cookies."""
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Let scripts of any origin read the response, and close the connection after it while the gateway drains.
+
+    Access is controlled by API keys, never by cookies. Clients reuse connections, and there is a delay before a load
+    balancer stops using a gateway replica that is not ready. Requests already sent are still served, and the client's
+    next connection reaches another gateway replica.
+    """
     if hdrs.ORIGIN in request.headers:
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*"
-
-
-async def _close_if_draining(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after this response while the gateway drains.
-
-    Clients reuse connections, and there is a delay before a load balancer stops using a gateway replica that is not
-    ready. Requests already sent are still served, and the client's next connection reaches another gateway replica.
-    """
     if request.app[RUNTIME].draining:
         response.headers[hdrs.CONNECTION] = "close"
         response.force_close()

@@ -4,6 +4,7 @@ SGLang's answer contains all arguments of the server, among them its API keys an
 with.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -40,8 +41,9 @@ _FIELDS: Final = frozenset(
 _STATE_FIELDS: Final = frozenset({"avg_spec_accept_length", "last_gen_throughput", "memory_usage"})
 
 
-def public_info(content: bytes) -> bytes:
-    """The fields of an engine's answer that contain no secret. Raises ValueError if it is not a JSON object."""
+def public_info(contents: Sequence[bytes]) -> bytes:
+    """The fields of the one answer that contain no secret. Raises ValueError if it is not a JSON object."""
+    (content,) = contents
     info = orjson.loads(content)
     if not isinstance(info, dict):
         raise ValueError("the engine's information is not a JSON object")

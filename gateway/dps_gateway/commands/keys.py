@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from dps_gateway.auth import HASHED, Key, digest_of, parse_key, read_key_file
-from dps_gateway.commands.table import aligned
 from dps_gateway.config import ConfigError, replace_text
 
 KEY_BYTES: Final = 32
@@ -98,7 +97,9 @@ def _list(arguments: argparse.Namespace) -> int:
     limits = ("MAX IN FLIGHT", "REQUESTS/MIN", "TOKENS/MIN")
     rows: list[tuple[str, ...]] = [("ID", "TENANT", "EXPIRES", "MODELS", *limits, "URGENCY", "STORED AS")]
     rows += [_row(key) for _, key in read_key_file(arguments.file) if key is not None]
-    print("\n".join(aligned(rows)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 

@@ -6,22 +6,17 @@ They serve vLLM as well, whose API is close enough. Other code that depends on t
 administrative endpoints in `api/models.py` and `api/passthrough.py`.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS, CacheUnits
 from dps_gateway.engine.usage import text_or_none, token_count, total
-from dps_gateway.prompt import chat, messages, responses
-from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.upstream.replica import Configuration, Load
-
-_HARMONY: Final = "<|channel|>"
-"""A token of the harmony format, which the chat templates of other models do not contain."""
 
 
 class SGLang:
-    """The requests, answers and rules of an SGLang server."""
+    """The paths and answers of an SGLang server."""
 
     provider = "sglang"
     """The span attribute `gen_ai.provider.name`."""
@@ -39,39 +34,6 @@ class SGLang:
     """The request fields that select a KV cache: prompts that differ in one of them share no cached prefix.
 
     In SGLang 0.5, `RadixKey.extra_key` is built from the cache salt and the LoRA adapter, and media are hashed."""
-
-    def content_format(self, chat_template: str) -> ContentFormat:
-        """Whether the engine passes message content to this template as one string or as a list of parts."""
-        return chat.content_format(chat_template)
-
-    def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput:
-        """The arguments with which the engine renders its chat template for this request.
-
-        Raises KeyError, TypeError or ValueError if the engine will refuse the request.
-        """
-        return chat.chat_input(body, expects)
-
-    def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
-        """The chat request to which the engine converts a request of Anthropic's Messages API.
-
-        A template with `</think>` is taken to mean that the engine has a reasoning parser (--reasoning-parser).
-        Raises KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request.
-        """
-        return messages.chat_request(
-            body,
-            inline_system=messages.renders_inline_system(chat_template),
-            reasoning="</think>" in chat_template,
-        )
-
-    def chat_of_responses(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
-        """The chat request to which the engine converts a request of OpenAI's Responses API, without history.
-
-        SGLang does not use the chat template for requests to models with the harmony format (gpt-oss). Raises as
-        `chat_of_messages` does.
-        """
-        if _HARMONY in chat_template:
-            raise ValueError("requests to models with the harmony format cannot be counted")
-        return responses.chat_request(body, inline_system=messages.renders_inline_system(chat_template))
 
     def load_of(self, document: Any) -> Load | None:
         """The load in a parsed answer to a request of `load_path`, or None if it reports none that is valid."""

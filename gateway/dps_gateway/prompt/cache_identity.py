@@ -16,7 +16,7 @@ import xxhash
 
 def cache_key(body: Mapping[str, Any], fields: Iterable[str]) -> bytes:
     """A digest of the request fields that select a KV cache for the whole prompt (`SGLang.cache_fields`)."""
-    return _digest([body.get(name) for name in fields])
+    return content_digest([body.get(name) for name in fields])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,11 @@ class CacheSalt:
     @property
     def mark(self) -> bytes:
         """A digest of the tenant's cache, for prompts (`Prompt.in_cache`)."""
-        return _digest(self.of(None))
+        return content_digest(self.of(None))
 
 
-def media_key(part: Any) -> bytes:
-    """A digest of a content part with an image, video or audio."""
-    return _digest(part)
-
-
-def _digest(value: Any) -> bytes:
+def content_digest(value: Any) -> bytes:
+    """A digest of a JSON value, such as a content part with an image, video or audio."""
     try:
         return xxhash.xxh3_128_digest(orjson.dumps(value))
     except orjson.JSONEncodeError:  # nested too deeply; the engine will refuse it

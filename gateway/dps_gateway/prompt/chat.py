@@ -12,7 +12,7 @@ import jinja2
 import orjson
 from jinja2 import nodes
 
-from dps_gateway.prompt.cache_identity import media_key
+from dps_gateway.prompt.cache_identity import content_digest
 from dps_gateway.prompt.tool_schema import normalized_schema
 
 ContentFormat = Literal["string", "openai"]
@@ -113,7 +113,7 @@ def _media(messages: list[dict[str, Any]]) -> tuple[tuple[int, bytes], ...]:
         if isinstance(content, list) and (
             parts := [part for part in content if part.get("type") in _MEDIA_PARTS]
         ):
-            found.append((index, media_key(parts)))
+            found.append((index, content_digest(parts)))
     return tuple(found)
 
 

@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from dps_gateway.prompt import messages, responses
 from dps_gateway.prompt.boundaries import (
     ANCHOR_BYTES,
     Mark,
@@ -18,7 +19,7 @@ from dps_gateway.prompt.boundaries import (
     opening_offset,
     system_offset,
 )
-from dps_gateway.prompt.chat import ChatInput, ContentFormat
+from dps_gateway.prompt.chat import ChatInput, chat_input, content_format
 from dps_gateway.prompt.outline import Outline
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.record import Point
@@ -28,6 +29,8 @@ LONG_TEXT_BYTES: Final = 128 * 1024
 
 _TOKEN_ID_BYTES: Final = 4
 
+_HARMONY: Final = "<|channel|>"
+"""A token of the harmony format (gpt-oss), which the chat templates of other models do not contain."""
 
 _STORED_ANSWER: Final = "\x00stored answer\x00"
 _STORED: Final = ({"role": "user", "content": "q"}, {"role": "assistant", "content": _STORED_ANSWER})
@@ -87,21 +90,11 @@ class Prompt:
     @property
     def digest(self) -> str:
         """The digest of the prefix that later prompts are compared with."""
-        digest = self.prefixes.digest(self.offset)
-        assert digest is not None
-        return digest
+        return self.digest_of(self.offset)
 
-    @property
-    def root_digest(self) -> str:
-        """The digest of the prefix that distinguishes conversations."""
-        digest = self.prefixes.digest(self.root)
-        assert digest is not None
-        return digest
-
-    @property
-    def system_digest(self) -> str:
-        """The digest of the system prompt and tools."""
-        digest = self.prefixes.digest(self.system)
+    def digest_of(self, offset: int) -> str:
+        """The digest of the prefix that ends at an offset."""
+        digest = self.prefixes.digest(offset)
         assert digest is not None
         return digest
 
@@ -160,32 +153,24 @@ def _total(prompts: list[Prompt]) -> int:
     return sum(prompt.count(None)[0] for prompt in prompts)
 
 
-class ChatRules(Protocol):
-    """An engine's conversion of a chat request to its chat template's arguments (see `engine.dialect`)."""
-
-    def content_format(self, chat_template: str) -> ContentFormat: ...
-
-    def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput: ...
-
-    def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]: ...
-
-    def chat_of_responses(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]: ...
-
-
 class PromptRenderer:
     """Renders requests to prompts, as the engine would."""
 
-    def __init__(self, tokenizer: Tokenizer, engine: ChatRules) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._engine = engine
-        self._format = engine.content_format(tokenizer.chat_template or "")
+        template = tokenizer.chat_template or ""
+        self._format = content_format(template)
+        self._inline_system = messages.renders_inline_system(template)
+        self._reasoning = "</think>" in template
+        """Whether the engine is taken to have a reasoning parser (--reasoning-parser)."""
+        self._harmony = _HARMONY in template
 
     def chat(self, body: dict[str, Any]) -> Prompt:
         """The prompt of a /v1/chat/completions request. Raises Uncountable."""
         if isinstance(ids := body.get("input_ids"), list):
             return self._ids(ids)
         try:
-            chat = self._engine.chat_input(body, self._format)
+            chat = chat_input(body, self._format)
             text = self._tokenizer.render(chat.messages, chat.tools, chat.variables)
             marks = self._media_marks(text, chat)
         except Exception as error:  # a template may raise anything for messages that it does not accept
@@ -202,7 +187,7 @@ class PromptRenderer:
 
     def messages(self, body: dict[str, Any]) -> Prompt:
         """The prompt of a /v1/messages request. Raises Uncountable."""
-        return self.chat(self._converted(self._engine.chat_of_messages, body))
+        return self.chat(self._converted(messages.chat_request, body, reasoning=self._reasoning))
 
     def responses(self, body: dict[str, Any]) -> Prompt:
         """The prompt of a /v1/responses request. Raises Uncountable.
@@ -211,8 +196,10 @@ class PromptRenderer:
         id instead of the conversation, which only the engine has stored (see `Prompt.continuing`).
         """
         previous = body.get("previous_response_id")
+        if previous is None and self._harmony:  # SGLang does not use the chat template for such a request
+            raise Uncountable("requests to models with the harmony format cannot be counted")
         if previous is None:
-            return self.chat(self._converted(self._engine.chat_of_responses, body))
+            return self.chat(self._converted(responses.chat_request, body))
         if not isinstance(previous, str):
             raise Uncountable("the engine will refuse the request: previous_response_id is not a string")
         items = body.get("input")
@@ -222,11 +209,11 @@ class PromptRenderer:
         return Prompt(data, [], lambda offset: self._tokenizer.count(text), len(data))
 
     def _converted(
-        self, convert: Callable[[dict[str, Any], str], dict[str, Any]], body: dict[str, Any]
+        self, convert: Callable[..., dict[str, Any]], body: dict[str, Any], **rules: bool
     ) -> dict[str, Any]:
         """The chat request to which the engine converts a request of another API. Raises Uncountable."""
         try:
-            return convert(body, self._tokenizer.chat_template or "")
+            return convert(body, inline_system=self._inline_system, **rules)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Uncountable(
                 f"the request cannot be converted to a chat ({type(error).__name__})"

@@ -23,15 +23,11 @@ def without_volatile_parts(body: dict[str, Any], patterns: Patterns) -> tuple[di
     """
     changes: dict[str, Any] = {}
     removed = 0
-    for field in ("system", "instructions"):
-        content, matches = _cleaned(body.get(field), patterns)
+    for field in ("system", "instructions", "messages", "input"):
+        cleaned = _cleaned if field in ("system", "instructions") else _cleaned_messages
+        content, matches = cleaned(body.get(field), patterns)
         if matches:
             changes[field] = content
-            removed += matches
-    for field in ("messages", "input"):
-        messages, matches = _cleaned_messages(body.get(field), patterns)
-        if matches:
-            changes[field] = messages
             removed += matches
     return (body | changes, removed) if removed else (body, 0)
 

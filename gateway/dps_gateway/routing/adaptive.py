@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self
+from functools import reduce
+from typing import Final, Self, TypeVar
 
 from dps_gateway.acceptance import KNOWN_WEIGHT, REFERENCE
 from dps_gateway.pool import Pool
@@ -97,6 +98,9 @@ class Workload:
         )
 
 
+S = TypeVar("S", Statistics, Workload)
+
+
 class Adaptive:
     """Choose the pool in which the turn and those that are expected to follow cost the least time.
 
@@ -176,12 +180,8 @@ class Adaptive:
         """Replace what was absorbed before by what the other replicas have learned."""
         restored = [parts for document in documents if (parts := _restore(document)) is not None]
         for pool, estimate in self._estimates.items():
-            statistics = [pools[pool] for pools, _, _ in restored]
-            estimate.absorb(_sum_statistics(statistics))
-        total: Workload | None = None
-        for _, workload, _ in restored:
-            total = workload if total is None else total.plus(workload)
-        self._others_workload = total
+            estimate.absorb(_sum([pools[pool] for pools, _, _ in restored]))
+        self._others_workload = _sum([workload for _, workload, _ in restored])
         self._others_kinds = [kinds for _, _, kinds in restored]
         self._combine()
 
@@ -235,20 +235,16 @@ class Adaptive:
         It shows how fast that pool is at present, or how many drafts of the session are accepted.
         """
         other = chosen.other
+        unknown = other is Pool.SPECULATIVE and turn.acceptance.weight(turn.number) < KNOWN_WEIGHT
         return (
             turn.draw < EXPLORATION
             and other in views
             # A request in progress will show how fast the pool is. It may also be the reason why the pool has not been
             # observed.
             and not views[other].load
-            and (self._unobserved[other] >= UNOBSERVED_TURNS or _unknown(turn, other))
+            and (self._unobserved[other] >= UNOBSERVED_TURNS or unknown)
             and predicted[other] <= EXPLORATION_LIMIT * predicted[chosen]
         )
-
-
-def _unknown(turn: PolicyInput, pool: Pool) -> bool:
-    """Whether a turn in this pool would show the acceptance of a session about which little is known."""
-    return pool is Pool.SPECULATIVE and turn.acceptance.weight(turn.number) < KNOWN_WEIGHT
 
 
 def _sticky(turn: PolicyInput, views: Mapping[Pool, PoolView]) -> Pool:
@@ -274,8 +270,5 @@ def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload, Kind
         return None
 
 
-def _sum_statistics(statistics: list[Statistics]) -> Statistics | None:
-    total: Statistics | None = None
-    for each in statistics:
-        total = each if total is None else total.plus(each)
-    return total
+def _sum(parts: list[S]) -> S | None:
+    return reduce(lambda total, each: total.plus(each), parts) if parts else None

@@ -8,7 +8,7 @@ duration of a whole request.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
 from dps_gateway.cached_prompt import PromptTokens
@@ -199,8 +199,7 @@ class PoolEstimate:
             self.own.count_cached(uncached, computed)
         prefill = (computed + self._queued(seen.queued_prefill_tokens)) / 1000
         fetch = fetched / 1000
-        tokens = seen.work
-        running, waiting = _observed_split(seen)
+        tokens, (running, waiting) = seen.work, _observed_split(seen)
         first = (1.0, prefill, fetch, waiting, 0.0, 0.0)
         self._observe_fetch(seen, prefill, fetch)
         moments = self.own.moments
@@ -221,9 +220,8 @@ class PoolEstimate:
         """Learn the replica's transfer rate from the time that the pool's speed does not explain."""
         if not fetch:
             return
-        tokens = seen.work
+        tokens, (running, waiting) = seen.work, _observed_split(seen)
         speed = self._coefficients(None, tokens)
-        running, waiting = _observed_split(seen)
         known = speed.fixed + speed.prefill * prefill + speed.wait * waiting
         if seen.first_token_seconds is not None:
             self._fetch_rates.observe(seen.replica, fetch, seen.first_token_seconds - known, 1.0)
@@ -247,20 +245,12 @@ class PoolEstimate:
 
     def cost(self, turn: PolicyInput, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
-        speed = self._speed_of(view.replica, view.running_limit, output_tokens)
-        uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt)
-        queued = view.queued_prefill_tokens
         load = _split(view.load, view.running_limit)
-        return self._cost(speed, uncached, view.prompt.fetchable, queued, load, output_tokens)
+        return self._cost(turn, view, view.prompt, load, output_tokens)
 
     def predicted_seconds(self, seen: Observation) -> float:
         """The latency of an answered turn that is predicted from earlier ones and from the length of its answer."""
-        tokens = seen.work
-        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, seen.expected)
-        queued = seen.queued_prefill_tokens
-        speed = self._speed_of(seen.replica, seen.running_limit, tokens)
-        load = _observed_split(seen)
-        return self._cost(speed, uncached, seen.expected.fetchable, queued, load, tokens).seconds
+        return self._cost(seen, seen, seen.expected, _observed_split(seen), seen.work).seconds
 
     def prefill_seconds(self, tokens: float) -> float:
         """The time in which the pool prefills this number of tokens."""
@@ -269,33 +259,26 @@ class PoolEstimate:
     def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
         """The predicted latency of an average turn without the prefill, at a given load."""
         speed = self._coefficients(running_limit, output_tokens)
-        running, waiting = _split(load, running_limit)
-        return Cost(
-            queue=0.0,
-            prompt=0.0,
-            idle=speed.fixed + speed.token * output_tokens,
-            wait=speed.wait * waiting,
-            load=speed.token_load * output_tokens * running,
-        )
+        return _decoding_cost(speed, _split(load, running_limit), output_tokens)
 
     def _cost(
         self,
-        speed: Coefficients,
-        uncached: Mapping[str, float],
-        fetchable: float,
-        queued: float,
+        turn: PolicyInput | Observation,
+        replica: PoolView | Observation,
+        expected: PromptTokens,
         load: tuple[float, float],
         output_tokens: float,
     ) -> Cost:
-        fetched = fetchable * self._all.fetched_share()
-        computed = self._computed(uncached) + fetchable - fetched
-        running, waiting = load
-        return Cost(
-            queue=speed.prefill * self._queued(queued) / 1000,
-            prompt=(speed.prefill * computed + speed.fetch * fetched) / 1000,
-            idle=speed.fixed + speed.token * output_tokens,
-            wait=speed.wait * waiting,
-            load=speed.token_load * output_tokens * running,
+        """The predicted latency of a turn on a replica, which has to do `expected` for its prompt. See `_split`."""
+        speed = self._coefficients(replica.running_limit, output_tokens)
+        fetch = self._fetch_rates.of(replica.replica, speed.fetch)
+        fetched = expected.fetchable * self._all.fetched_share()
+        uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, expected)
+        computed = self._computed(uncached) + expected.fetchable - fetched
+        return replace(
+            _decoding_cost(speed, load, output_tokens),
+            queue=speed.prefill * self._queued(replica.queued_prefill_tokens) / 1000,
+            prompt=(speed.prefill * computed + fetch * fetched) / 1000,
         )
 
     def _computed(self, uncached: Mapping[str, float]) -> float:
@@ -311,11 +294,6 @@ class PoolEstimate:
     def _update(self) -> None:
         self._all = self.own if self._others is None else self.own.plus(self._others)
         self._solved = False
-
-    def _speed_of(self, replica: str, running_limit: int | None, output_tokens: float) -> Coefficients:
-        """The learned speed of the pool, with the replica's own transfer rate."""
-        speed = self._coefficients(running_limit, output_tokens)
-        return speed._replace(fetch=self._fetch_rates.of(replica, speed.fetch))
 
     def _coefficients(self, running_limit: int | None, output_tokens: float) -> Coefficients:
         """The learned speed. Until turns under load have been observed, the limit on running requests adds to the wait.
@@ -334,6 +312,18 @@ class PoolEstimate:
         prior_share = _STRENGTHS.wait / (_STRENGTHS.wait + observed)
         wait = speed.wait + prior_share * (speed.fixed + (speed.token + full) * output_tokens) / limit
         return speed._replace(wait=wait)
+
+
+def _decoding_cost(speed: Coefficients, load: tuple[float, float], output_tokens: float) -> Cost:
+    """The cost of a turn without that of its prompt."""
+    running, waiting = load
+    return Cost(
+        queue=0.0,
+        prompt=0.0,
+        idle=speed.fixed + speed.token * output_tokens,
+        wait=speed.wait * waiting,
+        load=speed.token_load * output_tokens * running,
+    )
 
 
 def _split(load: float, running_limit: int | None) -> tuple[float, float]:

@@ -4,8 +4,9 @@ The replicas of a pool can differ: one may be on the node that has the storage, 
 """
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Final
+
+from dps_gateway.routing.regression import Moments
 
 MEMORY: Final = 0.99
 """Factor of the weight of a fetch for each later fetch of the same replica."""
@@ -17,20 +18,6 @@ MAX_REPLICAS: Final = 256
 """Maximum number of replicas. The one whose last fetch is the oldest is dropped first."""
 
 
-@dataclass(slots=True)
-class _Fetches:
-    """Decayed sums over the fetches of one replica of x thousand tokens in y seconds."""
-
-    products: float = 0.0
-    """Sum of w x x."""
-    responses: float = 0.0
-    """Sum of w x y."""
-
-    def decay(self, factor: float) -> None:
-        self.products *= factor
-        self.responses *= factor
-
-
 class FetchRates:
     """The time per 1,000 fetched tokens of each replica of one pool, in seconds.
 
@@ -39,15 +26,14 @@ class FetchRates:
     """
 
     def __init__(self) -> None:
-        self._fetches: MutableMapping[str, _Fetches] = {}
-        """By the replica's id, in the order of their last fetches."""
+        self._fetches: MutableMapping[str, Moments] = {}
+        """Seconds by thousands of tokens, by the replica's id, in the order of their last fetches."""
 
     def observe(self, replica: str, thousands: float, seconds: float, weight: float) -> None:
         """Add a fetch of `thousands` of tokens. Other causes may have made `seconds` longer, or even negative."""
-        fetches = self._fetches.pop(replica, None) or _Fetches()
+        fetches = self._fetches.pop(replica, None) or Moments.zero(1)
         fetches.decay(MEMORY)
-        fetches.products += weight * thousands**2
-        fetches.responses += weight * thousands * seconds
+        fetches.add([thousands], seconds, weight)
         self._fetches[replica] = fetches
         if len(self._fetches) > MAX_REPLICAS:
             del self._fetches[next(iter(self._fetches))]
@@ -57,7 +43,8 @@ class FetchRates:
         fetches = self._fetches.get(replica)
         if fetches is None:
             return pool_rate
-        return max(0.0, (fetches.responses + STRENGTH * pool_rate) / (fetches.products + STRENGTH))
+        (products,), (responses,) = fetches.products, fetches.responses
+        return max(0.0, (responses + STRENGTH * pool_rate) / (products + STRENGTH))
 
     def decay(self, factor: float) -> None:
         """Multiply the weights of all fetches by `factor`."""

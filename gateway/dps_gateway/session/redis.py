@@ -28,9 +28,16 @@ PAUSE_SECONDS: Final = 1.0
 _FAILURES: Final = (RedisError, RedisClusterException, OSError, TimeoutError)
 """The exceptions of redis-py. A cluster none of whose nodes can be reached raises RedisClusterException."""
 
+
+class _Script:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
 # Look up a session by history: returns the first pointer that exists and the record it refers to. All keys share a
 # hash tag, so the record is on the same cluster node although its key is not known in advance.
-_FIND: Final = """
+_FIND: Final = _Script("""
 local pointers = redis.call('MGET', unpack(KEYS))
 for rank, pointer in ipairs(pointers) do
   if pointer then
@@ -39,35 +46,25 @@ for rank, pointer in ipairs(pointers) do
   end
 end
 return false
-"""
+""")
 
 # Compare and set, and write a pointer (KEYS[2]), if any. Returns an empty array on success, or an array with the
 # current value ("" if there is none).
-_SWAP: Final = """
+_SWAP: Final = _Script("""
 local current = redis.call('GET', KEYS[1]) or ''
 if current ~= ARGV[1] then return {current} end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
 if KEYS[2] then redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3]) end
 return {}
-"""
+""")
 
 # Set one field of a hash, and return all fields.
-_SET_FIELD: Final = """
+_SET_FIELD: Final = _Script("""
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return redis.call('HGETALL', KEYS[1])
-"""
+""")
 
-
-class _Script:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-_FIND_SCRIPT: Final = _Script(_FIND)
-_SWAP_SCRIPT: Final = _Script(_SWAP)
-_SET_FIELD_SCRIPT: Final = _Script(_SET_FIELD)
 
 Client = Redis | RedisCluster
 
@@ -195,7 +192,7 @@ class RedisBackend:
     async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
         if not pointer_keys:
             return None
-        reply = await self._eval(_FIND_SCRIPT, pointer_keys, [record_prefix])
+        reply = await self._eval(_FIND, pointer_keys, [record_prefix])
         return Hit(int(reply[0]), reply[1], reply[2] or None) if reply else None
 
     async def set(self, key: str, value: bytes, ttl_seconds: int) -> None:
@@ -214,7 +211,7 @@ class RedisBackend:
             keys.append(pointer[0])
             arguments.append(pointer[1])
         try:
-            reply = await self._eval(_SWAP_SCRIPT, keys, arguments)
+            reply = await self._eval(_SWAP, keys, arguments)
         except StoreUnavailable:
             self._refused = True
             raise
@@ -226,7 +223,7 @@ class RedisBackend:
 
     async def set_field(self, key: str, field: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
         """Set one field of a hash, and return all its fields. Raises StoreUnavailable."""
-        reply: list[bytes] = await self._eval(_SET_FIELD_SCRIPT, [key], [field, value, ttl_seconds])
+        reply: list[bytes] = await self._eval(_SET_FIELD, [key], [field, value, ttl_seconds])
         return {name.decode(): entry for name, entry in zip(reply[::2], reply[1::2], strict=True)}
 
     async def delete_fields(self, key: str, fields: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, PriorityQueue
+from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, FairQueue
 from dps_gateway.upstream.replica import Replica
 
 if TYPE_CHECKING:
@@ -99,17 +99,14 @@ class Admission:
         self.max_queued = max_queued
         self.holding = True
         """Whether requests may wait while no replica is ready."""
-        self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
+        self._waiting: FairQueue[_Waiter] = FairQueue()
         self._wanted: Counter[tuple[EnginePool, bool]] = Counter()
         """The number of queued requests that each pool may serve, for those that generate and those that do not."""
-        self._preferred: Counter[EnginePool] = Counter()
+        self.preferring: Counter[EnginePool] = Counter()
+        """The number of queued requests whose first choice is each pool."""
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def preferring(self, pool: "EnginePool") -> int:
-        """The number of queued requests whose first choice is this pool."""
-        return self._preferred[pool]
 
     async def acquire(
         self,
@@ -222,7 +219,7 @@ class Admission:
 
     def _count(self, entry: Entry[_Waiter], change: int) -> None:
         request = entry.item.request
-        self._preferred[request.pools[0]] += change
+        self.preferring[request.pools[0]] += change
         for wanted in _wants(request):
             self._wanted[wanted] += change
 

@@ -10,9 +10,11 @@ Bounded Loads, 2018).
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import xxhash
+
+from dps_gateway.upstream.replica import Replica
 
 LOAD_FACTOR: Final = 1.25
 """A replica is skipped if one more request would raise its load above this multiple of the pool's mean (rounded up)."""
@@ -20,23 +22,9 @@ LOAD_FACTOR: Final = 1.25
 NOTHING_HELD: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-class Loaded(Protocol):
-    """The properties of a replica that the selection depends on."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def in_flight(self) -> int: ...
-
-
-R = TypeVar("R", bound=Loaded)
-
-
-def ranked(session: str, replicas: Sequence[R], held: Mapping[str, int] = NOTHING_HELD) -> list[R]:
+def ranked(
+    session: str, replicas: Sequence[Replica], held: Mapping[str, int] = NOTHING_HELD
+) -> list[Replica]:
     """The replicas in the session's order of preference.
 
     held: the tokens of the prompt that a replica has in its own memory, by the replica's id.
@@ -55,10 +43,10 @@ def ranked(session: str, replicas: Sequence[R], held: Mapping[str, int] = NOTHIN
 
 def preferred(
     session: str | None,
-    replicas: Sequence[R],
-    slots: Callable[[R], int],
+    replicas: Sequence[Replica],
+    slots: Callable[[Replica], int],
     held: Mapping[str, int] = NOTHING_HELD,
-) -> R | None:
+) -> Replica | None:
     """The replica for one more request, or None if all have as many requests as `slots` returns for them.
 
     Without a session, it is the least loaded replica. `held` is described at `ranked`.

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from dps_gateway.cached_prompt import CachedPrompt
@@ -36,24 +37,20 @@ class EnginePool:
         name: Pool,
         max_in_flight_per_replica: int,
         admission: Admission,
-        api_key: str | None = None,
-        trust: ssl.SSLContext | bool = True,
-        replaceable: Callable[[], bool] = lambda: False,
         slow_start_seconds: float = 0.0,
     ) -> None:
-        """`replaceable` returns whether the other pool could serve the requests of this one.
-
-        max_in_flight_per_replica: the maximum number of requests on a replica.
+        """max_in_flight_per_replica: the maximum number of requests on a replica.
         slow_start_seconds: the time in which the share of a replica that is new, or returns to service, grows to that
         of the others.
         """
         self.name = name
-        self._replaceable = replaceable
+        self.other: EnginePool | None = None
+        """The pool that could serve the requests of this one, if any."""
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
-        self.api_key = api_key
-        self.trust = trust
+        self.api_key: str | None = None
+        self.trust: ssl.SSLContext | bool = True
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
         """The replicas that may receive requests when they are ready, by their base URLs."""
@@ -95,16 +92,14 @@ class EnginePool:
         A replica that joins others begins a slow start.
         """
         before, known = self.replicas, {replica.url: replica for replica in self.all_replicas}
-        self.replicas = {url: known.get(url) or self._new(url) for url in urls}
+        seconds = self.slow_start_seconds
+        self.replicas = {url: known.get(url) or Replica(url, slow_start_seconds=seconds) for url in urls}
         self._leaving = {
             url: replica for url, replica in known.items() if replica.in_flight and url not in self.replicas
         }
         for url in self.replicas.keys() - before.keys() if before else ():
             self.replicas[url].begin_slow_start()
         self.admission.assign()
-
-    def _new(self, url: str) -> Replica:
-        return Replica(url, slow_start_seconds=self.slow_start_seconds)
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -129,26 +124,22 @@ class EnginePool:
     @property
     def queued(self) -> int:
         """Requests that wait for a free replica and prefer this pool."""
-        return self.admission.preferring(self)
+        return self.admission.preferring[self]
 
     def has_room(self, generates: bool = True) -> bool:
         """Whether a request would be sent without waiting. `generates` is described at `SlotRequest`."""
-        slots = self.slots if generates else self._slots_without_scheduler
-        return any(replica.accepts(slots(replica)) for replica in self.replicas.values())
+        return any(replica.accepts(self.slots(replica, generates)) for replica in self.replicas.values())
 
-    def slots(self, replica: Replica) -> int:
+    def slots(self, replica: Replica, generates: bool = True) -> int:
         """The number of requests that this process may have on a replica at the same time: one while it is probed.
 
-        More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority.
+        More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority. That limit
+        does not apply to requests that do not generate, such as /v1/models.
         """
         configuration = replica.configuration
         running = self._last_reported_limit if configuration is None else configuration.max_running
         configured = self.max_in_flight_per_replica
-        return replica.slots(configured if running is None else min(configured, running))
-
-    def _slots_without_scheduler(self, replica: Replica) -> int:
-        """Like `slots`, but for requests that do not occupy the engine's scheduler, such as /v1/models."""
-        return replica.slots(self.max_in_flight_per_replica)
+        return replica.slots(min(configured, running) if running is not None and generates else configured)
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
@@ -257,7 +248,7 @@ class EnginePool:
     def _may_eject(self) -> bool:
         """Whether the pool can do without one more replica. Its only one can be ejected while the other pool serves."""
         if len(self.replicas) == 1:
-            return self._replaceable()
+            return self.other is not None and bool(self.other.ready)
         ejected = sum(each.ejected for each in self.replicas.values())
         return ejected + 1 <= MAX_EJECTED_FRACTION * len(self.replicas)
 
@@ -286,7 +277,7 @@ class EnginePool:
         chosen: the id of the replica that `view` has described, which is not chosen again if it is free.
         """
         usable = self.usable(request.accepts)
-        slots = self.slots if request.generates else self._slots_without_scheduler
+        slots = partial(self.slots, generates=request.generates)
         replica = next((each for each in usable if each.id == chosen and each.in_flight < slots(each)), None)
         if replica is None and request.generates:
             replica = self._choice(request.session, usable, request.held)

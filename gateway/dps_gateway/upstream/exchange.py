@@ -7,7 +7,8 @@ import ipaddress
 import logging
 import math
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -17,7 +18,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from dps_gateway.config import Timeouts
-from dps_gateway.limited_log import LimitedLog
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.replica import Replica
 
@@ -29,6 +29,11 @@ RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """The longest answer that is held in memory. Longer ones, such as an endless body, count as broken."""
 
+LOG_SECONDS: Final = 10.0
+
+SALT_HEADER: Final = "x-dps-cache-salt"
+"""Carries the salt of a request that has no field for it. Only engines with the plugin dps_sglang read the header."""
+
 # fmt: off
 _HOP_BY_HOP: Final = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -36,7 +41,7 @@ _HOP_BY_HOP: Final = frozenset({
 })
 _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "host", "content-length", "accept-encoding", "authorization", "x-api-key", "cookie", "expect",
-    "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id", "x-dps-cache-salt",
+    "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id", SALT_HEADER,
 }
 # fmt: on
 _LARGE_BODY_BYTES: Final = 1024 * 1024
@@ -53,6 +58,28 @@ class Rejection:
     status: int
     body: bytes
     retry_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """A request as it is sent to a replica."""
+
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    """Headers that replace the client's."""
+    streamed: bool
+    """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
+    buffered: bool
+    """Whether an answer is read completely, or a stream to its first content, before any of it is relayed, so that the
+    request can still be retried."""
+    salt_header: str | None = None
+    """The header with the tenant's cache salt, if only replicas that read it may serve the request."""
+    generates: bool = True
+    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
+    replica: str | None = None
+    """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
 
 class OutOfFiles(Exception):
@@ -204,26 +231,35 @@ class Answer:
         self._response.release() if self._response.content.at_eof() else self._response.close()
 
 
+class LimitedLog:
+    """Logs errors about a condition that can hold for many requests at once, at most one in LOG_SECONDS."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged: float | None = None
+
+    def error(self, message: str, *arguments: object) -> None:
+        """Log an error, unless one was logged shortly before."""
+        now = self._clock()
+        if self._logged is None or now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            log.error(message, *arguments)
+
+
 class Upstream:
     """The HTTP client for all engines, with a connection pool, and fresh connections on request."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self.configure(timeouts)
-        self._log = LimitedLog(log)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        self._unpooled = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    def configure(self, timeouts: Timeouts) -> None:
-        """Apply new timeouts to the requests that follow."""
         self.timeouts = timeouts
+        """They apply to the requests that follow."""
+        self._log = LimitedLog()
+        pooled = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        self._session, self._unpooled = (
+            aiohttp.ClientSession(
+                connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+            for connector in (pooled, aiohttp.TCPConnector(limit=0, force_close=True))
+        )
 
     async def close(self) -> None:
         await self._session.close()
@@ -232,37 +268,44 @@ class Upstream:
     async def send(
         self,
         replica: Replica,
-        path: str,
-        body: bytes | None,
+        outbound: Outbound,
         headers: CIMultiDict[str],
-        method: str = "POST",
-        *,
         deadline: Deadline,
-        streamed: bool,
-        fresh_connection: bool = False,
-        trust: ssl.SSLContext | bool = True,
+        *,
+        fresh_connection: bool,
+        trust: ssl.SSLContext | bool,
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed and OutOfFiles.
 
-        `deadline` bounds the whole exchange.
-        timeouts.firstByteSeconds applies only if the answer is `streamed`: otherwise its first byte is sent when it is
+        `headers` are all headers to send. `deadline` bounds the whole exchange.
+        timeouts.firstByteSeconds applies only if the answer is streamed: otherwise its first byte is sent when it is
         complete.
         `trust` is the `ssl` argument of the request.
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
         left_seconds = max(0.001, deadline.left_seconds)
-        first_byte_seconds = min(self.timeouts.first_byte_seconds, left_seconds) if streamed else left_seconds
-        wait = asyncio.timeout(first_byte_seconds)
+        body, timeouts = outbound.body, self.timeouts
+        wait = asyncio.timeout(
+            min(timeouts.first_byte_seconds, left_seconds) if outbound.streamed else left_seconds
+        )
+        connect_seconds = min(timeouts.connect_seconds, left_seconds)
+        # Only those of connecting. `wait` and `Answer` limit the time of the answer.
+        limits = aiohttp.ClientTimeout(
+            total=None,
+            connect=connect_seconds if _must_be_resolved(replica.url) else None,
+            sock_connect=connect_seconds,
+        )
         replica.waits.add(wait)
         try:
             async with wait:
                 response = await session.request(
-                    method,
-                    _url(replica.url, path),
-                    data=_payload(body),
+                    outbound.method,
+                    _url(replica.url, outbound.path),
+                    # aiohttp sends large bodies in parts, without blocking the event loop, only from a file.
+                    data=io.BytesIO(body) if body and len(body) > _LARGE_BODY_BYTES else body,
                     headers=headers,
-                    timeout=self._limits(replica.url, left_seconds),
+                    timeout=limits,
                     allow_redirects=False,
                     ssl=trust,
                 )
@@ -275,7 +318,7 @@ class Upstream:
             raise self._failure(error, lost=wait not in replica.waits) from error
         finally:
             replica.waits.discard(wait)
-        answer = Answer(response, first, self.timeouts, deadline)
+        answer = Answer(response, first, timeouts, deadline)
         if response.status in RETRYABLE_STATUSES:
             raise UpstreamFailed(
                 f"status_{response.status}",
@@ -299,20 +342,6 @@ class Upstream:
                 return UpstreamFailed("lost", "the engine stopped responding before it answered")
             return UpstreamFailed("timeout", "the engine did not begin to answer in time")
         return UpstreamFailed("disconnect", "the engine closed the connection")
-
-    def _limits(self, base_url: str, left_seconds: float) -> aiohttp.ClientTimeout:
-        """The time limits of connecting. `send` and `Answer.rest` limit the time of the answer."""
-        connect_seconds = min(self.timeouts.connect_seconds, left_seconds)
-        return aiohttp.ClientTimeout(
-            total=None,
-            connect=connect_seconds if _must_be_resolved(base_url) else None,
-            sock_connect=connect_seconds,
-        )
-
-
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """The body as aiohttp sends it without blocking the event loop: it sends large ones in parts only from a file."""
-    return io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body
 
 
 def out_of_files(error: Exception) -> bool:

@@ -1,14 +1,13 @@
-"""Queues that are fair between tenants, and between the sessions of one tenant. This module performs no I/O.
+"""A queue with priorities that is fair between tenants, and between the sessions of one. This module performs no I/O.
 
-Tenants take turns, and within a tenant its sessions do; the requests of one session are in order of arrival. A burst
-of one tenant therefore delays another tenant's next request by one request at most (Nagle: On Packet Switches with
-Infinite Storage, RFC 970, 1985).
+Within a priority, tenants take turns, and within a tenant its sessions do; the requests of one session are in order of
+arrival. A burst of one tenant therefore delays another tenant's next request by one request at most (Nagle: On Packet
+Switches with Infinite Storage, RFC 970, 1985).
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,17 +30,18 @@ class Entry(Generic[T]):
 
 _Session = OrderedDict[Entry[T], None]
 _Tenant = OrderedDict[object, _Session[T]]
+_Level = OrderedDict[str, _Tenant[T]]
 
 
 class FairQueue(Generic[T]):
-    """Iterates over its entries in the order in which they are to be served.
+    """Iterates over its entries in the order in which they are to be served: the most urgent first, and fairly.
 
     Adding, serving and removing an entry takes constant time, as does finding the first one.
     """
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()
-        self._sizes: dict[str, int] = {}
+        self._levels: dict[int, _Level[T]] = {}
+        """The entries by their urgency. None of the parts is empty."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -49,13 +49,15 @@ class FairQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[Entry[T]]:
         """The entries in service order. The queue must not be changed before the iteration has ended."""
-        return _in_turns(_in_turns(tenant.values()) for tenant in self._tenants.values())
+        for urgency in sorted(self._levels):
+            yield from _in_turns(_in_turns(tenant.values()) for tenant in self._levels[urgency].values())
 
     def add(self, entry: Entry[T]) -> None:
-        """Append an entry. A tenant or session without other entries takes its turn last."""
-        sessions = self._tenants.setdefault(entry.tenant, OrderedDict())
+        """Append an entry. A tenant or session without other entries of this urgency takes its turn last."""
+        sessions = self._levels.setdefault(entry.urgency, OrderedDict()).setdefault(
+            entry.tenant, OrderedDict()
+        )
         sessions.setdefault(_session_key(entry), OrderedDict())[entry] = None
-        self._sizes[entry.tenant] = self._sizes.get(entry.tenant, 0) + 1
         self._size += 1
 
     def serve(self, entry: Entry[T]) -> bool:
@@ -64,85 +66,47 @@ class FairQueue(Generic[T]):
         Returns whether it was in the queue.
         """
         removed = self.remove(entry)
-        if removed and entry.tenant in self._tenants:
-            self._tenants.move_to_end(entry.tenant)
-            sessions = self._tenants[entry.tenant]
+        level = self._levels.get(entry.urgency, OrderedDict())
+        if removed and entry.tenant in level:
+            level.move_to_end(entry.tenant)
+            sessions = level[entry.tenant]
             if _session_key(entry) in sessions:
                 sessions.move_to_end(_session_key(entry))
         return removed
 
     def remove(self, entry: Entry[T]) -> bool:
         """Remove an entry that will not be served. Returns whether it was in the queue."""
-        sessions = self._tenants.get(entry.tenant, OrderedDict())
+        level = self._levels.get(entry.urgency, OrderedDict())
+        sessions = level.get(entry.tenant, OrderedDict())
         session = sessions.get(_session_key(entry), OrderedDict())
         if entry not in session:
             return False
         del session[entry]
         self._size -= 1
-        self._sizes[entry.tenant] -= 1
         if not session:
             del sessions[_session_key(entry)]
         if not sessions:
-            del self._tenants[entry.tenant], self._sizes[entry.tenant]
+            del level[entry.tenant]
+        if not level:
+            del self._levels[entry.urgency]
         return True
 
-    def displaced_by(self, tenant: str) -> Entry[T] | None:
+    def displaced_by(self, tenant: str, urgency: int = DEFAULT_URGENCY) -> Entry[T] | None:
         """The entry to remove from a full queue in favour of a new one of `tenant`; None if the new one is refused.
 
-        It is the last entry of the tenant with the most entries, if that tenant would still have at least as many.
+        It is the last entry of the tenant with the most entries of the lowest priority: in favour of the same priority
+        only if that tenant would still have at least as many.
         """
-        longest = max(self._sizes, key=self._sizes.__getitem__, default=None)
-        if longest is None or self._sizes[longest] <= self._sizes.get(tenant, 0) + 1:
+        lowest = max(self._levels, default=urgency)
+        if lowest < urgency or lowest not in self._levels:
             return None
-        return self._last_of(longest)
-
-    def last(self) -> Entry[T] | None:
-        """The last entry of the tenant with the most entries."""
-        longest = max(self._sizes, key=self._sizes.__getitem__, default=None)
-        return None if longest is None else self._last_of(longest)
-
-    def _last_of(self, tenant: str) -> Entry[T]:
-        session = next(reversed(self._tenants[tenant].values()))
+        level = self._levels[lowest]
+        sizes = {name: sum(map(len, sessions.values())) for name, sessions in level.items()}
+        longest = max(sizes, key=sizes.__getitem__)
+        if lowest == urgency and sizes[longest] <= sizes.get(tenant, 0) + 1:
+            return None
+        session = next(reversed(level[longest].values()))
         return next(reversed(session))
-
-
-class PriorityQueue(Generic[T]):
-    """One FairQueue for each urgency. Entries with a smaller number are served first."""
-
-    def __init__(self) -> None:
-        self._queues: dict[int, FairQueue[T]] = {}
-
-    def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
-
-    def __iter__(self) -> Iterator[Entry[T]]:
-        """The entries in service order. The queue must not be changed before the iteration has ended."""
-        return chain.from_iterable(self._queues[urgency] for urgency in sorted(self._queues))
-
-    def add(self, entry: Entry[T]) -> None:
-        """Append an entry to the queue of its urgency."""
-        self._queues.setdefault(entry.urgency, FairQueue()).add(entry)
-
-    def serve(self, entry: Entry[T]) -> bool:
-        """Remove an entry that is being served. Returns whether it was in the queue."""
-        queue = self._queues.get(entry.urgency)
-        return queue is not None and queue.serve(entry)
-
-    def remove(self, entry: Entry[T]) -> bool:
-        """Remove an entry that will not be served. Returns whether it was in the queue."""
-        queue = self._queues.get(entry.urgency)
-        return queue is not None and queue.remove(entry)
-
-    def displaced_by(self, tenant: str, urgency: int) -> Entry[T] | None:
-        """The entry to remove from a full queue in favour of a new one; None if the new one is refused.
-
-        Only entries of the lowest priority are removed, in favour of any with a higher one.
-        """
-        lowest = max((each for each, queue in self._queues.items() if len(queue)), default=urgency)
-        if lowest < urgency or lowest not in self._queues:
-            return None
-        queue = self._queues[lowest]
-        return queue.last() if lowest > urgency else queue.displaced_by(tenant)
 
 
 def _session_key(entry: Entry[T]) -> object:

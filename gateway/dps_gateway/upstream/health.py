@@ -54,13 +54,19 @@ async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds:
         # Otherwise every second, so that a replica soon returns to service or, after late checks, is unavailable.
         return interval_seconds() if settled else min(1.0, interval_seconds())
 
+    def limit_seconds() -> float:
+        return max(1.0, interval_seconds())
+
+    def suspected(pool: EnginePool) -> list[Replica]:
+        return [replica for replica in pool.replicas.values() if replica.suspected]
+
     async with asyncio.TaskGroup() as tasks:
         for pool in pools:
             probes = _watch(
-                [pool], path, _suspected, _probe, lambda: PROBE_SECONDS, interval_seconds, pool.suspicion
+                [pool], path, suspected, _probe, lambda: PROBE_SECONDS, interval_seconds, pool.suspicion
             )
             tasks.create_task(probes)
-        await _watch(pools, path, _all_replicas, _check, lambda: max(1.0, interval_seconds()), pause)
+        await _watch(pools, path, lambda pool: pool.all_replicas, _check, limit_seconds, pause)
 
 
 async def watch_generation(
@@ -171,14 +177,6 @@ async def _watch(
             with suppress(TimeoutError):
                 await asyncio.wait_for(wake.wait(), pause_seconds())
             wake.clear()
-
-
-def _all_replicas(pool: EnginePool) -> list[Replica]:
-    return pool.all_replicas
-
-
-def _suspected(pool: EnginePool) -> list[Replica]:
-    return [replica for replica in pool.replicas.values() if replica.suspected]
 
 
 async def _probe(get: Get, pool: EnginePool, replica: Replica) -> None:

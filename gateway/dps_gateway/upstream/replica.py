@@ -141,10 +141,6 @@ class Replica:
         """The units in which it caches and fetches tokens."""
         return (self.configuration or UNKNOWN).units
 
-    def reads_salt_header(self, header: str) -> bool:
-        """Whether it is known to take cache salts from this header."""
-        return (self.configuration or UNKNOWN).salt_header == header
-
     @property
     def ejected(self) -> bool:
         """Whether it has been ejected and its backoff has not ended."""

@@ -1,7 +1,7 @@
 """Decides whether a failed request is sent again, and to which replicas."""
 
 import time
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -101,9 +101,9 @@ class Retries:
         self._disconnected: set[str] = set()
         self._fatal = set(fatal)
         """The replicas that have crashed, broken off their answer or stopped responding."""
-        self._aborted = 0
-        self._rejected: defaultdict[Pool, int] = defaultdict(int)
-        self._timed_out = 0
+        self._rejected: Counter[Pool] = Counter()
+        self._kinds: Counter[str] = Counter()
+        """The number of failures of each kind."""
         budget.deposit()
 
     def avoids(self, pool: Pool, url: str) -> bool:
@@ -136,10 +136,8 @@ class Retries:
             self._disconnected.add(url)
             return len(self._disconnected) >= MAX_FATAL
         self._failed[pool].add(url)
-        if failure.rejected:
-            self._rejected[pool] += 1
-        self._timed_out += failure.kind == "timeout"
-        self._aborted += failure.kind == "aborted"
+        self._rejected[pool] += failure.rejected
+        self._kinds[failure.kind] += 1
         return failure.kind in ("connect", "disconnect", "broken")
 
     def allowed_after_start(self, failure: UpstreamFailed) -> bool:
@@ -153,11 +151,11 @@ class Retries:
     def allowed_after(self, failure: UpstreamFailed) -> bool:
         """Whether the request may be sent again after the failure recorded last."""
         if failure.rejected:
-            return sum(self._rejected.values()) < MAX_REJECTED and self._budget.withdraw()
+            return self._rejected.total() < MAX_REJECTED and self._budget.withdraw()
         if failure.kind == "timeout":
-            return self._streamed and self._timed_out == 1 and self._budget.withdraw()
+            return self._streamed and self._kinds["timeout"] == 1 and self._budget.withdraw()
         if failure.kind in ("broken", "lost", "aborted"):
-            return len(self._fatal) + self._aborted < MAX_FATAL and self._budget.withdraw()
+            return len(self._fatal) + self._kinds["aborted"] < MAX_FATAL and self._budget.withdraw()
         if failure.kind == "too_long":
             return False
         return failure.kind != "disconnect" or not self.fatal

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dps_gateway.upstream.exchange import LOG_SECONDS, LimitedLog
+from dps_testkit.clock import ManualClock
 from dps_testkit.in_process_gateway import CHAT, CHUNK, InProcessGateway, ScriptedEngine, chat
 
 SECRET = "a secret"
@@ -81,3 +83,12 @@ async def test_traceback_of_a_bug_contains_no_prompt(
     assert b"a bug" not in content
     assert "a bug" in logged(caplog)
     assert SECRET not in logged(caplog)
+
+
+def test_limited_errors_are_logged_once_per_interval(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    log = LimitedLog(clock)
+    for number in range(3):
+        log.error("error %d", number)
+        clock.now += LOG_SECONDS / 2
+    assert caplog.messages == ["error 0", "error 2"]
