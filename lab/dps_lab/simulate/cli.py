@@ -44,6 +44,10 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
+        if options.applications and options.acceptance is None:
+            raise ValueError(
+                "--applications needs their acceptance; add --acceptance, such as --acceptance 0.35=1,0.85=3"
+            )
         workload = load_workload(options.workload)
         if options.compare:
             return _compare(options, workload)
