@@ -5,13 +5,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation, decoding_load
 from dps_gateway.upstream.health import LOAD_INTERVAL_SECONDS as POLL_SECONDS
-from dps_lab.simulate.arrivals import Pattern, arrival_times
 from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
 from dps_lab.simulate.budget import Balancer
 from dps_lab.simulate.fleet import FleetSpec, build_engines
@@ -24,11 +23,10 @@ from dps_local.emulated_sglang.scheduler import Sequence as Request
 
 @dataclass(frozen=True)
 class Load:
-    """How sessions arrive: closed loop (`concurrency`), open loop (`rate` per second, by a pattern), or as recorded."""
+    """How sessions arrive: closed loop (`concurrency`), open loop (Poisson, `rate` per second), or as recorded."""
 
     concurrency: int | None = None
     rate: float | None = None
-    pattern: Pattern = "poisson"
 
 
 @dataclass(frozen=True)
@@ -159,13 +157,13 @@ class _Simulation:
         if self._concurrency is not None:
             self._at(0.0, self._fill)
             return
-        rng = random.Random(f"{self._seed}/arrivals")
         if self._load.rate is not None:
-            times = arrival_times(self._load.pattern, self._load.rate, len(self._sessions), rng)
+            rng = random.Random(f"{self._seed}/arrivals")
+            times = list(accumulate(rng.expovariate(self._load.rate) for _ in self._sessions))
         else:
             recorded = [session.trace.arrival_seconds or 0.0 for session in self._sessions]
             first = min(recorded)
-            times = (time - first for time in recorded)
+            times = [time - first for time in recorded]
         for session, time in zip(self._sessions, times, strict=True):
             self._at(time, partial(self._start, session))
 
