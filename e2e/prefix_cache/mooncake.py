@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dps_engines.launch import MooncakeCache
 from dps_engines.sglang.prefix_cache import arguments
-from dps_local.prefix_cache import master_command
 from dps_local.processes import Child, free_ports
+from dps_local.sglang import mooncake_command
 from dps_testkit.http import metric, status_of
 from dps_testkit.waiting import wait_until
 from e2e.prefix_cache.shared_servers import SGLANG_VERSION
@@ -87,7 +87,7 @@ async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
     async def ready() -> bool:
         return await status_of(f"{url}/health") == 200
 
-    command = master_command(str(VENV / "bin/python"), rpc, http)
+    command = mooncake_command(str(VENV / "bin/python"), rpc, http)
     child = Child("mooncake", command, folder / "mooncake.log", ready, ENVIRONMENT)
     cache = MooncakeCache(
         f"127.0.0.1:{rpc}", segment_bytes=256 * 2**20, owner="e2e/mooncake", version=SGLANG_VERSION

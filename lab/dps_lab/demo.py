@@ -69,7 +69,7 @@ class _Fault:
         await self.reached.wait()
         name = f"gateway {KILLED + 1}"
         killed = time.perf_counter() - self.began
-        self.stack.kill_gateway(KILLED)
+        self.stack.gateways[KILLED].kill()
         self.console.print(f"{name}: killed with SIGKILL")
         await self.stack.start_gateway(KILLED)
         self.outage = Outage(self.stack.urls[KILLED], killed, time.perf_counter() - self.began)

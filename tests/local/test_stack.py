@@ -41,7 +41,7 @@ async def test_sessions_survive_the_gateway_that_started_them() -> None:
             nonlocal seen
             seen += 1
             if seen == 20:
-                stack.kill_gateway(1)
+                stack.gateways[1].kill()
                 started.append(asyncio.create_task(stack.start_gateway(1)))
 
         options = ReplayOptions(urls=stack.urls, model=OPTIONS.model, max_tokens=4)
