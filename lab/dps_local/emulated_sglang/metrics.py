@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, Step, StepKind
+from dps_local.emulated_sglang.settings import EngineSettings
 
 STAGE_LATENCY = tuple(0.001 * 1.62**power for power in range(30))
 STORAGE_BANDWIDTH = (0.1, 0.5, 1, 5, 10, 50, 100)
@@ -15,10 +16,10 @@ SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_ran
 class EngineMetrics:
     """One engine's metrics."""
 
-    def __init__(self, model_name: str, capacity: int, shared_pages: str | None = None) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self.registry = CollectorRegistry()
-        self._model = model_name
-        self._capacity = capacity
+        self._model = settings.served_model_name
+        self._capacity = capacity = settings.max_total_tokens
         self._running = self._gauge("num_running_reqs", "The number of running requests.")
         self._queued = self._gauge("num_queue_reqs", "The number of requests in the waiting queue.")
         self._usage = self._gauge("token_usage", "The token usage.")
@@ -55,8 +56,14 @@ class EngineMetrics:
             buckets=STAGE_LATENCY,
             registry=self.registry,
         )
-        if shared_pages is not None:
-            self._shares(shared_pages)
+        if settings.storage is not None:  # as the plugin dps_sglang
+            sharing = Gauge(
+                "dps_prefix_cache_sharing",
+                "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
+                ["pages", "problem"],
+                registry=self.registry,
+            )
+            sharing.labels(settings.storage.folder.name, "").set(1)
         self._prefetch: Histogram | None = None
         self._pages: Counter | None = None
 
@@ -68,16 +75,6 @@ class EngineMetrics:
             for _ in step.sequences:
                 self._stages.labels(**labels, stage="prefill_forward").observe(step.seconds)
         self.observe_load(scheduler)
-
-    def _shares(self, pages: str) -> None:
-        """Export the metric of the plugin dps_sglang."""
-        gauge = Gauge(
-            "dps_prefix_cache_sharing",
-            "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
-            ["pages", "problem"],
-            registry=self.registry,
-        )
-        gauge.labels(pages, "").set(1)
 
     def count_pages(self, outcome: str, pages: int) -> None:
         """Count pages of the common prefix cache in the metric of the plugin dps_sglang."""
