@@ -12,7 +12,8 @@ from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.settings import VERSION
 from dps_local.emulated_sglang.storage import StorageOptions
 
-POLICIES = ("best_effort", "wait_complete", "timeout")
+EMULATED = {"hicache_write_policy": "write_through", "hicache_storage_prefetch_policy": "timeout"}
+"""The only value of these flags that is emulated; it is the operator's."""
 
 
 def storage_options(options: argparse.Namespace) -> StorageOptions | None:
@@ -23,11 +24,9 @@ def storage_options(options: argparse.Namespace) -> StorageOptions | None:
     mooncake = enabled and flags.get("hicache_storage_backend") == "mooncake"
     if directory is None or not mooncake or (algorithm, algorithm) not in SHARED:
         return None
-    if (write_policy := flags.get("hicache_write_policy", "write_through")) != "write_through":
-        raise ValueError(f"--hicache-write-policy {write_policy} is not emulated; use write_through")
-    policy = flags.get("hicache_storage_prefetch_policy", "timeout")
-    if policy not in POLICIES:
-        raise ValueError(f"--hicache-storage-prefetch-policy {policy}: choose one of {', '.join(POLICIES)}")
+    for name, only in EMULATED.items():
+        if (value := flags.get(name, only)) != only:
+            raise ValueError(f"--{name.replace('_', '-')} {value} is not emulated; use {only}")
     extra = _extra_config(flags.get("hicache_storage_backend_extra_config"))
     size = page_tokens(options)
     return StorageOptions(
@@ -35,7 +34,6 @@ def storage_options(options: argparse.Namespace) -> StorageOptions | None:
         / _digest(*_geometry(options.model_path, flags), size, extra.get("extra_backend_tag")),
         page_tokens=size,
         draft_refill=algorithm == "STANDALONE",
-        policy=policy,
         threshold_tokens=extra.get("prefetch_threshold", FETCH_THRESHOLD_TOKENS),
         tokens_per_second=options.emulate_storage_tokens_per_second,
         timeout_seconds=extra.get("prefetch_timeout_base", StorageOptions.timeout_seconds),
