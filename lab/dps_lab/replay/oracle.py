@@ -5,7 +5,6 @@ engine.
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,14 +39,8 @@ class PromptCounter:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
         """L: the number of tokens of the rendered prompt, including tools and generation prompt."""
-        return len(self.prompt_ids(messages, tools))
-
-    def prompt_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[int, ...]:
-        """The tokens of the rendered prompt, including tools and generation prompt."""
         chat = {"messages": messages, "tools": list(tools) or None}
-        return self._prompts.encode_chat(ChatRequest.model_validate(chat))
+        return len(self._prompts.encode_chat(ChatRequest.model_validate(chat)))
 
     def text_tokens(self, text: str) -> int:
         """The tokens of a text, without adding special tokens."""
@@ -65,7 +58,7 @@ def delta_prefill_pool(delta_tokens: int, threshold_tokens: float) -> str:
 
 
 def expected_decisions(
-    session: Session, counter: PromptCounter, threshold_tokens: float = math.inf
+    session: Session, counter: PromptCounter, threshold_tokens: float
 ) -> Iterator[Decision]:
     """The decision for each turn of a session without faults: L_0 = 0, ΔL_t = L_t - L_{t-1} (paper, Eq. 1)."""
     previous = 0

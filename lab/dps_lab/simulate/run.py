@@ -2,7 +2,7 @@
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
@@ -17,6 +17,7 @@ from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
 from dps_lab.simulate.prompts import PlannedSession, PlannedTurn, plan_sessions
+from dps_lab.simulate.roofline import REQUEST_SECONDS
 from dps_lab.simulate.trace import SessionTrace
 from dps_local.emulated_sglang.scheduler import Sequence as Request
 
@@ -93,29 +94,18 @@ Event = Callable[[float], None]
 """An event, called with the time at which it occurs."""
 
 
-def simulate(
-    sessions: Sequence[SessionTrace],
-    scenario: Scenario,
-    first_prompts: Mapping[str, tuple[int, ...]] | None = None,
-) -> list[TurnResult]:
+def simulate(sessions: Sequence[SessionTrace], scenario: Scenario) -> list[TurnResult]:
     """Serve every session. Returns all turns in the order in which they ended. Deterministic for a seed.
-
-    first_prompts: as in `plan_sessions`.
 
     Raises TraceTooLong if a turn exceeds the KV cache, and ValueError if the weights exceed the GPU's memory.
     """
-    return _Simulation(sessions, scenario, first_prompts).run()
+    return _Simulation(sessions, scenario).run()
 
 
 class _Simulation:
     """One run over one fleet."""
 
-    def __init__(
-        self,
-        sessions: Sequence[SessionTrace],
-        scenario: Scenario,
-        first_prompts: Mapping[str, tuple[int, ...]] | None,
-    ) -> None:
+    def __init__(self, sessions: Sequence[SessionTrace], scenario: Scenario) -> None:
         groups = build_engines(scenario.fleet)
         self._gpus = [SharedGpu(group) for group in groups]
         engines = [engine for group in groups for engine in group]
@@ -124,10 +114,9 @@ class _Simulation:
         self._concurrency = scenario.load.concurrency
         self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
-        self._request_seconds = scenario.fleet.efficiency.request_seconds
         fleet = scenario.fleet
         self._balancer = None if fleet.budget is None else Balancer(fleet, fleet.budget, self._gateway)
-        self._sessions = plan_sessions(sessions, first_prompts)
+        self._sessions = plan_sessions(sessions)
         self._load = scenario.load
         self._seed = scenario.seed
         self._events: list[tuple[float, int, Event]] = []
@@ -221,7 +210,7 @@ class _Simulation:
             active.plan.trace.id, number, turn, active.record, active.plan.trace.prefix or ""
         )
         flight = _InFlight(active, number, turn, placement, now)
-        self._at(now + self._request_seconds, partial(self._arrive, flight))
+        self._at(now + REQUEST_SECONDS, partial(self._arrive, flight))
 
     def _arrive(self, flight: _InFlight, now: float) -> None:
         """Submit a request to its engine, after fetching the prefix that a common cache has for it."""
