@@ -23,7 +23,6 @@ from dps_lab.replay.report import Comparison, compare, summarize
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
 from dps_lab.simulate import compare as fleets
-from dps_lab.simulate.cli import comparison_tables
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.report import Report
 from dps_lab.simulate.workloads import load_workload
@@ -165,7 +164,7 @@ async def _demo(arguments: argparse.Namespace) -> int:
     )
     simulated = simulated_fleets()
     for speculation, results in simulated.items():
-        console.print(*comparison_tables(results, f"{speculation} speculation"))
+        console.print(*fleets.comparison_tables(results, f"{speculation} speculation"))
     prompts = Prompts.load(str(tokenizer.path))
     sessions = choose(load_asset(data), arguments.sessions, prompts)
     _print_lines(

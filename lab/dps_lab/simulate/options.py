@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from dps_gateway.pool import Pool
-from dps_lab.arguments import number, positive_float, positive_int
+from dps_lab.arguments import positive_float, positive_int
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.roofline import ALGORITHMS, speculation
@@ -109,10 +109,3 @@ def fleet_of(options: argparse.Namespace, engines: dict[Pool, int]) -> FleetSpec
         speculation=speculation(options.algorithm, options.acceptance_length),
         transfer_bytes_per_second=options.transfer_rate * 1e9,
     )
-
-
-def threshold(text: str) -> int | None:
-    """A threshold in tokens; None for 'none'. Raises ArgumentTypeError if the text is neither."""
-    if text == "none":
-        return None
-    return number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)
