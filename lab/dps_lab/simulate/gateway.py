@@ -76,7 +76,8 @@ class VirtualGateway:
         self._policies = [copy.deepcopy(policy) for _ in range(replicas)]
         self._engines = {engine.url: engine for engine in engines}
         self._pools = [{pool: _pool(pool, engines) for pool in Pool} for _ in range(replicas)]
-        self._demand = dict.fromkeys(Pool, 0)
+        self.demand = dict.fromkeys(Pool, 0)
+        """Requests in flight of each pool, including those on engines that are being stopped."""
         self._seed = seed
         self._next_exchange = EXCHANGE_SECONDS
 
@@ -114,7 +115,7 @@ class VirtualGateway:
         assert replica is not None
         view = views[decision.pool]
         replica.in_flight += 1
-        self._demand[decision.pool] += 1
+        self.demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
         sent = replica.sent_tokens
         moved = record.commit(turn, decision.pool, replica.id)
@@ -130,12 +131,7 @@ class VirtualGateway:
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
         placement.replica.in_flight -= 1
-        self._demand[placement.decision.pool] -= 1
-
-    @property
-    def demand(self) -> dict[Pool, int]:
-        """Requests in flight of each pool, including those on engines that are being stopped."""
-        return dict(self._demand)
+        self.demand[placement.decision.pool] -= 1
 
     @property
     def engines(self) -> list[VirtualEngine]:
