@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,11 @@ def storage_options(options: argparse.Namespace) -> StorageOptions | None:
             raise ValueError(f"--{name.replace('_', '-')} {value} is not emulated; use {only}")
     extra = _extra_config(flags.get("hicache_storage_backend_extra_config"))
     size = page_tokens(options)
+    names = [name.removeprefix("--").replace("-", "_") for name in (*GEOMETRY, "--tp-size")]
+    # Engines share pages only if all of these are equal.
+    geometry = [VERSION, options.model_path, *map(flags.get, names), size, extra.get("extra_backend_tag")]
     return StorageOptions(
-        folder=directory
-        / _digest(*_geometry(options.model_path, flags), size, extra.get("extra_backend_tag")),
+        folder=directory / hashlib.blake2b(repr(geometry).encode(), digest_size=8).hexdigest(),
         page_tokens=size,
         draft_refill=algorithm == "STANDALONE",
         threshold_tokens=extra.get("prefetch_threshold", FETCH_THRESHOLD_TOKENS),
@@ -51,12 +52,6 @@ def page_tokens(options: argparse.Namespace) -> int:
     return size
 
 
-def _geometry(model_path: str, flags: Mapping[str, Any]) -> list[Any]:
-    """The settings that must be equal for two engines to share pages."""
-    names = [name.removeprefix("--").replace("-", "_") for name in (*GEOMETRY, "--tp-size")]
-    return [VERSION, model_path, *(flags.get(name) for name in names)]
-
-
 def _extra_config(text: str | None) -> dict[str, Any]:
     """The object in --hicache-storage-backend-extra-config: JSON, or @FILE. Raises ValueError."""
     try:
@@ -67,7 +62,3 @@ def _extra_config(text: str | None) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"--hicache-storage-backend-extra-config {text}: not a JSON object")
     return config
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
