@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from dps_engines.launch import MooncakeCache
 from dps_engines.sglang.prefix_cache import arguments
 from dps_local.processes import Child, free_ports
@@ -31,13 +33,18 @@ ENVIRONMENT: Mapping[str, str] = {"MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1", "PYTHO
 """Of each server: the address at which the others reach it, which is that of its pod in a cluster, and the package."""
 
 
-def obstacle() -> str | None:
+def _obstacle() -> str | None:
     """Why Mooncake cannot be installed; None if it can."""
     if ctypes.util.find_library("ibverbs") is not None:
         return None
     if os.geteuid() == 0 and shutil.which("apt-get") is not None:
         return None
     return "Mooncake loads libibverbs.so.1, which only root can install, with apt-get"
+
+
+INSTALLABLE = pytest.mark.skipif(_obstacle() is not None, reason=_obstacle() or "")
+MARKS = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400), INSTALLABLE]
+"""Those of a module whose tests share servers with Mooncake."""
 
 
 def install() -> None:
