@@ -110,8 +110,6 @@ class _Simulation:
         self._gpus = [SharedGpu(group) for group in groups]
         engines = [engine for group in groups for engine in group]
         _check_lengths(sessions, min(engine.scheduler.capacity for engine in engines))
-        self._engines = engines
-        self._concurrency = scenario.load.concurrency
         self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
         fleet = scenario.fleet
@@ -143,7 +141,7 @@ class _Simulation:
         return self._results
 
     def _schedule_arrivals(self) -> None:
-        if self._concurrency is not None:
+        if self._load.concurrency is not None:
             self._at(0.0, self._fill)
             return
         if self._load.rate is not None:
@@ -158,7 +156,7 @@ class _Simulation:
 
     def _fill(self, now: float) -> None:
         """In a closed loop, start sessions until the intended number is in progress."""
-        while self._concurrency is not None and self._active < self._concurrency:
+        while self._load.concurrency is not None and self._active < self._load.concurrency:
             session = next(self._waiting, None)
             if session is None:
                 return
@@ -179,7 +177,6 @@ class _Simulation:
         """Let the balancer measure, and again after an interval if the simulation has not ended."""
         engine = balancer.measure(now)
         if engine is not None:
-            self._engines.append(engine)
             self._gpus.append(SharedGpu([engine]))
         if self._unfinished():
             self._at(now + BALANCE_SECONDS, partial(self._balance, balancer))
