@@ -32,21 +32,7 @@ CUMULATIVE_TURNS = {
 _LARGEST_SESSION = [4026, 2041, 1530, 595]  # has the largest ΔL, and ends with the longest prompt
 _SMALLEST_DELTA = 58
 _ANSWER = "I looked that up with the tools I have, and this is what came back for the request."
-_WORDS = [
-    "the",
-    "result",
-    "of",
-    "each",
-    "request",
-    "shows",
-    "that",
-    "one",
-    "more",
-    "search",
-    "may",
-    "be",
-    "needed",
-]
+_SENTENCE = "the result of each request shows that one more search may be needed"
 
 
 def toolbench_shaped(seed: int = 0) -> list[list[int]]:
@@ -115,11 +101,12 @@ def toolbench_sessions(prompts: Prompts, seed: int = 0) -> list[Session]:
 
 def text_of(tokens: int, prompts: Prompts, rng: random.Random) -> str:
     """Random words with exactly this number of tokens. Raises ValueError if the tokenizer does not allow it."""
-    costs = {word: prompts.text_tokens(f" {word}") for word in _WORDS}
+    choices = _SENTENCE.split()
+    costs = {word: prompts.text_tokens(f" {word}") for word in choices}
     single = [word for word, cost in costs.items() if cost == 1]
     words: list[str] = []
     while tokens > 0:
-        word = rng.choice(_WORDS if tokens >= max(costs.values()) else single or _WORDS)
+        word = rng.choice(choices if tokens >= max(costs.values()) else single or choices)
         words.append(word)
         tokens -= costs[word]
     if tokens < 0:

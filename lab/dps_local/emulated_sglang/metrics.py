@@ -10,6 +10,7 @@ STORAGE_BANDWIDTH = (0.1, 0.5, 1, 5, 10, 50, 100)
 KV_BYTES_PER_TOKEN = 57_344
 """Those of Qwen2.5-7B with 16 bits."""
 ENGINE_LABELS = {"engine_type": "unified"}
+BY_STREAMING = (*ENGINE_LABELS, "is_streaming")
 SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
 
@@ -25,29 +26,27 @@ class EngineMetrics:
         self._usage = self._gauge("token_usage", "The token usage.")
         self._spec_length = self._gauge("spec_accept_length", "Mean acceptance length, bonus token included.")
         self._gauge("max_total_num_tokens", "Capacity of the KV cache pool in tokens.").set(capacity)
-        self._prompt = self._counter("prompt_tokens_total", "Number of prefill tokens processed.", True)
+        self._prompt = self._counter(
+            "prompt_tokens_total", "Number of prefill tokens processed.", *BY_STREAMING
+        )
         self._generated = self._counter(
-            "generation_tokens_total", "Number of generation tokens processed.", True
+            "generation_tokens_total", "Number of generation tokens processed.", *BY_STREAMING
         )
         self._verified = self._counter(
-            "spec_verify_calls_total", "Number of speculative decoding verification calls.", False
+            "spec_verify_calls_total", "Number of speculative decoding verification calls.", *ENGINE_LABELS
         )
-        self._requests = self._counter("num_requests_total", "Number of requests processed.", True)
-        self._aborted = self._counter("num_aborted_requests_total", "Number of requests aborted.", False)
-        self._cached = Counter(
-            "sglang:cached_tokens_total",
-            "Number of cached prompt tokens by source.",
-            ("model_name", *ENGINE_LABELS, "cache_source"),
-            registry=self.registry,
+        self._requests = self._counter("num_requests_total", "Number of requests processed.", *BY_STREAMING)
+        self._aborted = self._counter(
+            "num_aborted_requests_total", "Number of requests aborted.", *ENGINE_LABELS
+        )
+        self._cached = self._counter(
+            "cached_tokens_total", "Number of cached prompt tokens by source.", *ENGINE_LABELS, "cache_source"
         )
         self._gauge("kv_cache_memory_usage_gb", "The memory of the KV cache in GiB.").set(
             capacity * KV_BYTES_PER_TOKEN / 2**30
         )
-        self._realtime = Counter(
-            "sglang:realtime_tokens_total",
-            "Total number of tokens processed.",
-            ("model_name", *SCHEDULER_LABELS, "mode"),
-            registry=self.registry,
+        self._realtime = self._counter(
+            "realtime_tokens_total", "Total number of tokens processed.", *SCHEDULER_LABELS, "mode"
         )
         self._stages = Histogram(
             "sglang:per_stage_req_latency_seconds",
@@ -132,6 +131,5 @@ class EngineMetrics:
         gauge = Gauge(f"sglang:{name}", help_text, ("model_name", *SCHEDULER_LABELS), registry=self.registry)
         return gauge.labels(model_name=self._model, **SCHEDULER_LABELS)
 
-    def _counter(self, name: str, help_text: str, by_streaming: bool) -> Counter:
-        labels = ("model_name", *ENGINE_LABELS, *(("is_streaming",) if by_streaming else ()))
-        return Counter(f"sglang:{name}", help_text, labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"sglang:{name}", help_text, ("model_name", *labels), registry=self.registry)
