@@ -5,8 +5,11 @@ hostPath.
 """
 
 import asyncio
+import re
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -22,13 +25,16 @@ from dps_testkit.http import status_of
 from dps_testkit.waiting import eventually
 from e2e.node.conftest import A100
 from e2e.node.containers import until_restarted
-from e2e.node.mounts import IMAGE, LOAD_SECONDS, copy_libraries, load_image, mounted
 from e2e.node.sessions import alternating, turns
 from e2e.prefix_cache import hicache, mooncake
 from e2e.prefix_cache.alternation import THRESHOLD_TOKENS, check_answers, sessions
 from e2e.prefix_cache.sessions import Session, play
 from e2e.real_sglang.local_sglang import HERE, VENV, tiny_model
 
+IMAGE = "localhost/python:bookworm"
+GLIBC = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2", "librt.so.1"}
+LOAD_SECONDS = 900.0
+"""Time limit for loading two engines on a busy machine; an idle one with two cores needs 90 s."""
 ROUTER = "real"
 PORT = 30000
 MODEL = "/opt/tiny"
@@ -109,11 +115,11 @@ async def running(node: Cluster, kube: Kube, folder: Path) -> AsyncIterator[Flee
     if node.state is None:
         pytest.skip("the nodes of this cluster cannot mount this machine's folders")
     hicache.install()
-    load_image(node, folder)
+    _load_image(node, folder)
     mooncake.install()
     libraries = folder / "libraries"
     libraries.mkdir()
-    copy_libraries(mooncake.BINARIES, libraries)
+    _copy_libraries(mooncake.BINARIES, libraries)
     with ExitStack() as stack:
         kube.apply(_router(libraries))
         stack.callback(_delete, kube)
@@ -137,7 +143,7 @@ def _delete(kube: Kube) -> None:
 
 
 def _router(libraries: Path) -> Manifest:
-    template = mounted("mooncake", **{VENV.name: VENV}, libraries=libraries)
+    template = _mounted("mooncake", **{VENV.name: VENV}, libraries=libraries)
     (master,) = template["spec"]["containers"]
     master["env"] = [
         {"name": "PATH", "value": f"{mooncake.PACKAGE}/mooncake:/usr/bin:/bin"},
@@ -175,14 +181,14 @@ def _router(libraries: Path) -> Manifest:
             "gateway": {
                 "replicas": 1,
                 "resources": {"requests": resources["requests"]},
-                "podTemplate": mounted("gateway", tiny=tiny_model()),
+                "podTemplate": _mounted("gateway", tiny=tiny_model()),
             },
         },
     }
 
 
 def _pool(libraries: Path) -> Manifest:
-    template = mounted(
+    template = _mounted(
         "engine",
         **{VENV.name: VENV},
         shim=HERE / "shim",
@@ -196,3 +202,27 @@ def _pool(libraries: Path) -> Manifest:
         "podTemplate": template,
         "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": A100},
     }
+
+
+def _load_image(node: Cluster, folder: Path) -> None:
+    """Load the image into the node, with an archive in `folder`."""
+    archive = folder / "python.tar"
+    target = f"docker-archive:{archive}:{IMAGE}"
+    subprocess.run(["buildah", "push", "--quiet", IMAGE, target], check=True, timeout=300)
+    subprocess.run([*node.load, archive], check=True, timeout=300)
+
+
+def _copy_libraries(users: Iterable[Path], folder: Path) -> None:
+    """Copy the system's libraries that these programs and libraries load. The image has those of glibc."""
+    for user in users:
+        done = subprocess.run(["ldd", user], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+        for name, path in re.findall(r"^\s*(\S+) => (/(?:usr/)?lib/\S+)", done.stdout, re.MULTILINE):
+            if name not in GLIBC:
+                shutil.copy(path, folder / name)
+
+
+def _mounted(container: str, **folders: Path) -> Manifest:
+    """A pod template that mounts folders of this machine at /opt/NAME."""
+    mounts = [{"name": name, "mountPath": f"/opt/{name}"} for name in folders]
+    volumes = [{"name": name, "hostPath": {"path": str(path)}} for name, path in folders.items()]
+    return {"spec": {"containers": [{"name": container, "volumeMounts": mounts}], "volumes": volumes}}

@@ -31,12 +31,7 @@ from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
 
 ATTEMPTS = 6
 """Rounds of sessions after a fault, in one of which the pools must share pages again."""
-OBSTACLE = mooncake.obstacle()
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or ""),
-]
+pytestmark = mooncake.MARKS
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

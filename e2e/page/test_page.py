@@ -236,7 +236,7 @@ async def test_password_is_asked_for(page: Page, stack: LocalStack, tmp_path: Pa
     await asyncio.to_thread(file.write_text, yaml.safe_dump(configuration))
     if stack.engines["greedy"].ended:
         stack.engines["greedy"].start()
-    stack.kill_gateway(0)
+    stack.gateways[0].kill()
     await stack.start_gateway(0)
     async with aiohttp.ClientSession() as http, http.get(stack.admin_urls[0]) as response:
         assert (response.status, response.headers["WWW-Authenticate"]) == (401, 'Basic realm="DPS Router"')

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from dps_engines.launch import MooncakeCache
 from dps_engines.sglang.prefix_cache import arguments
-from dps_local.prefix_cache import master_command
 from dps_local.processes import Child, free_ports
+from dps_local.sglang import mooncake_command
 from dps_testkit.http import metric, status_of
 from dps_testkit.waiting import wait_until
 from e2e.prefix_cache.shared_servers import SGLANG_VERSION
@@ -31,13 +33,18 @@ ENVIRONMENT: Mapping[str, str] = {"MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1", "PYTHO
 """Of each server: the address at which the others reach it, which is that of its pod in a cluster, and the package."""
 
 
-def obstacle() -> str | None:
+def _obstacle() -> str | None:
     """Why Mooncake cannot be installed; None if it can."""
     if ctypes.util.find_library("ibverbs") is not None:
         return None
     if os.geteuid() == 0 and shutil.which("apt-get") is not None:
         return None
     return "Mooncake loads libibverbs.so.1, which only root can install, with apt-get"
+
+
+INSTALLABLE = pytest.mark.skipif(_obstacle() is not None, reason=_obstacle() or "")
+MARKS = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400), INSTALLABLE]
+"""Those of a module whose tests share servers with Mooncake."""
 
 
 def install() -> None:
@@ -87,7 +94,7 @@ async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
     async def ready() -> bool:
         return await status_of(f"{url}/health") == 200
 
-    command = master_command(str(VENV / "bin/python"), rpc, http)
+    command = mooncake_command(str(VENV / "bin/python"), rpc, http)
     child = Child("mooncake", command, folder / "mooncake.log", ready, ENVIRONMENT)
     cache = MooncakeCache(
         f"127.0.0.1:{rpc}", segment_bytes=256 * 2**20, owner="e2e/mooncake", version=SGLANG_VERSION

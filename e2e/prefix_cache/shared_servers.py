@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm, MooncakeCache
 from dps_engines.pools import PoolName
-from dps_local.prefix_cache import plugin_folder
 from dps_local.processes import Child, free_ports
 from dps_local.sglang import Placement, SGLangOptions, sglang_command
 from dps_local.stack import MODEL
@@ -52,7 +51,7 @@ async def shared_servers(
     of them.
     """
     install()
-    install_plugin(plugin_folder(folder))
+    install_plugin(folder / "plugin")
     model = model or tiny_model()
     servers = {kind: _server(folder, kind, model, cache, environment, options, omitted) for kind in kinds}
     try:
@@ -88,7 +87,7 @@ def _server(
         port=port,
         served_name=MODEL,
         prefix_cache=cache,
-        plugin=plugin_folder(folder),
+        plugin=folder / "plugin",
     )
     # The last value of a flag applies. A busy machine may exceed the time limit of the policy `timeout`, and other
     # processes may allocate more of its memory than SGLang expects while the server loads. The default capacity of
@@ -100,7 +99,7 @@ def _server(
         *("--speculative-ngram-capacity", "100000"),
         *options,
     ]
-    own = {"PYTHONPATH": str(plugin_folder(folder))} if cache is None else start.environment
+    own = {"PYTHONPATH": str(folder / "plugin")} if cache is None else start.environment
     path = os.pathsep.join(each["PYTHONPATH"] for each in (own, environment) if "PYTHONPATH" in each)
     url = f"http://127.0.0.1:{port}"
 

@@ -44,12 +44,7 @@ from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.prefix_cache.tenants import ENDPOINTS, check_separated, tenants_gateway
 from e2e.real_sglang.local_sglang import tiny_model
 
-OBSTACLE = mooncake.obstacle()
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or ""),
-]
+pytestmark = mooncake.MARKS
 
 KINDS = ("greedy", "STANDALONE")
 ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)

@@ -300,7 +300,7 @@ async def test_streams_that_break_off_are_continued_by_the_other_engine(up: Up) 
     await check_continued(urls, tiny_model(), REQUESTS | GENERATE)
 
 
-@pytest.mark.skipif(mooncake.obstacle() is not None, reason=mooncake.obstacle() or "")
+@mooncake.INSTALLABLE
 async def test_engines_with_a_common_prefix_cache_read_each_others_pages(
     sglang: list[str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import time
@@ -16,19 +17,19 @@ from dps_gateway.pool import Pool
 from dps_lab.arguments import positive_int
 from dps_lab.plots import Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
-from dps_lab.replay.oracle import PromptCounter, expected_by_session
+from dps_lab.replay.oracle import expected_by_session
 from dps_lab.replay.records import ReplayResult, TurnRecord
 from dps_lab.replay.report import Comparison, compare, summarize
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
 from dps_lab.simulate import compare as fleets
-from dps_lab.simulate.cli import comparison_tables
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.report import Report
 from dps_lab.simulate.workloads import load_workload
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import qwen_tokenizer
+from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.processes import ChildError
 from dps_local.stack import LocalStack, StackOptions, until_signal
 
@@ -69,25 +70,30 @@ class _Fault:
         await self.reached.wait()
         name = f"gateway {KILLED + 1}"
         killed = time.perf_counter() - self.began
-        self.stack.kill_gateway(KILLED)
+        self.stack.gateways[KILLED].kill()
         self.console.print(f"{name}: killed with SIGKILL")
         await self.stack.start_gateway(KILLED)
         self.outage = Outage(self.stack.urls[KILLED], killed, time.perf_counter() - self.began)
         self.console.print(f"{name}: restarted, ready {self.outage.ended - killed:.1f} s after the kill")
 
 
-def choose(sessions: Sequence[Session], count: int, counter: PromptCounter) -> list[Session]:
-    """Select `count` sessions, evenly spread. Each turn requests as many tokens as its recorded answer has."""
+def choose(sessions: Sequence[Session], count: int, prompts: Prompts) -> list[Session]:
+    """Select `count` sessions, evenly spread. Each turn requests as many tokens as its recorded answer has.
+
+    Calls count as JSON.
+    """
     count = min(count, len(sessions))
     chosen = [sessions[index * len(sessions) // count] for index in range(count)]
     return [
-        session.model_copy(update={"turns": [_bounded(turn, counter) for turn in session.turns]})
+        session.model_copy(update={"turns": [_bounded(turn, prompts) for turn in session.turns]})
         for session in chosen
     ]
 
 
-def _bounded(turn: Turn, counter: PromptCounter) -> Turn:
-    return turn.model_copy(update={"max_tokens": min(MAX_ANSWER_TOKENS, counter.answer_tokens(turn.answer))})
+def _bounded(turn: Turn, prompts: Prompts) -> Turn:
+    calls = [json.dumps(call["function"]) for call in turn.answer.get("tool_calls") or ()]
+    tokens = max(1, prompts.text_tokens("\n".join([turn.answer.get("content") or "", *calls])))
+    return turn.model_copy(update={"max_tokens": min(MAX_ANSWER_TOKENS, tokens)})
 
 
 def verdict(planned: int, comparison: Comparison, lost: int) -> tuple[bool, list[str]]:
@@ -158,9 +164,9 @@ async def _demo(arguments: argparse.Namespace) -> int:
     )
     simulated = simulated_fleets()
     for speculation, results in simulated.items():
-        console.print(*comparison_tables(results, f"{speculation} speculation"))
-    counter = PromptCounter(tokenizer.path)
-    sessions = choose(load_asset(data), arguments.sessions, counter)
+        console.print(*fleets.comparison_tables(results, f"{speculation} speculation"))
+    prompts = Prompts.load(str(tokenizer.path))
+    sessions = choose(load_asset(data), arguments.sessions, prompts)
     _print_lines(
         console,
         [
@@ -168,7 +174,7 @@ async def _demo(arguments: argparse.Namespace) -> int:
             f"   two gateways with τ = {THRESHOLD_TOKENS}, Redis, two emulated engines; {tokenizer.description}",
         ],
     )
-    expected = expected_by_session(sessions, counter, THRESHOLD_TOKENS)
+    expected = expected_by_session(sessions, prompts, THRESHOLD_TOKENS)
     options = StackOptions(
         tokenizer=tokenizer.path,
         gateways=2,

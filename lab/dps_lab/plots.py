@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from dps_lab.replay.records import ReplayResult
 from dps_lab.simulate.report import Report
 
-INK: Final = "#333333"
 COLORS: Final = ("#7f7f7f", "#d98b2b", "#b5527a", "#2f6db3", "#8a5fa8", "#2e8b57", "#8fbf3f")
 """One for each fleet, in their order."""
 POOLS: Final = {"speculative": "#d98b2b", "greedy": "#7f7f7f"}

@@ -87,9 +87,7 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal. Raises ChildError if the process is not running."""
-        if self._process is None or self._has_exited(self._process):
-            raise ChildError(f"{self.name} is not running")
-        self._process.send_signal(number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its descendants, and wait until it has exited."""

@@ -115,9 +115,23 @@ def sglang_command(
         _check_argument(argument, prefix_cache=prefix_cache is not None)
     version = SGLANG.version(None, options.version)
     SGLANG.check_version(version)
+    speculation = Speculation(
+        options.algorithm, options.draft_model, options.steps, options.top_k, options.draft_tokens
+    )
     if prefix_cache is not None:
-        _check_shareable(options, version)
-    launch = _launch(options, pool, port, served_name, otlp_endpoint, prefix_cache)
+        _check_shareable(options, version, speculation)
+    launch = Launch(
+        model=options.model,
+        served_name=served_name,
+        host="127.0.0.1",
+        port=port,
+        tensor_parallel=options.tensor_parallel,
+        tokenizer=options.tokenizer,
+        revision=options.revision,
+        speculation=speculation if pool == "speculative" else None,
+        traces=Traces(otlp_endpoint) if otlp_endpoint else None,
+        prefix_cache=prefix_cache,
+    )
     # If an argument occurs twice, the last one applies, so the user's arguments come last.
     arguments = [*SGLANG.arguments(launch), *_placement_args(pool, placement), *options.arguments]
     environment = {**SGLANG.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.gpus)}
@@ -132,8 +146,16 @@ def sglang_command(
     return EngineCommand([options.python, "-m", SGLANG.module, *arguments], environment)
 
 
-def _check_shareable(options: SGLangOptions, version: str) -> None:
-    problem = SGLANG.unshareable(version, _speculation(options), dict.fromkeys(POOLS, options.arguments))
+def mooncake_command(python: str, port: int, http_port: int) -> list[str]:
+    """The command line of the master of a common prefix cache, which belongs to the Mooncake of an interpreter.
+
+    http_port: serves its metrics and its health.
+    """
+    return [python, "-m", "mooncake.cli", f"--rpc_port={port}", f"--metrics_port={http_port}"]
+
+
+def _check_shareable(options: SGLangOptions, version: str, speculation: Speculation) -> None:
+    problem = SGLANG.unshareable(version, speculation, dict.fromkeys(POOLS, options.arguments))
     if problem is None:
         return
     messages = {
@@ -156,34 +178,6 @@ def _check_argument(argument: str, *, prefix_cache: bool) -> None:
         raise EngineError(
             f"-- {name}: dps up sets this argument; use the corresponding option of dps up, if there is one"
         ) from error
-
-
-def _speculation(options: SGLangOptions) -> Speculation:
-    return Speculation(
-        options.algorithm, options.draft_model, options.steps, options.top_k, options.draft_tokens
-    )
-
-
-def _launch(
-    options: SGLangOptions,
-    pool: PoolName,
-    port: int,
-    served_name: str,
-    otlp_endpoint: str | None,
-    prefix_cache: MooncakeCache | None,
-) -> Launch:
-    return Launch(
-        model=options.model,
-        served_name=served_name,
-        host="127.0.0.1",
-        port=port,
-        tensor_parallel=options.tensor_parallel,
-        tokenizer=options.tokenizer,
-        revision=options.revision,
-        speculation=_speculation(options) if pool == "speculative" else None,
-        traces=Traces(otlp_endpoint) if otlp_endpoint else None,
-        prefix_cache=prefix_cache,
-    )
 
 
 def _placement_args(pool: PoolName, placement: Placement) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import orjson
 
@@ -18,10 +18,17 @@ from dps_engines.pools import POOLS, PoolName
 from dps_engines.sglang.prefix_cache import arguments as prefix_cache_arguments
 from dps_local.gateway_config import gateway_config, write_gateway_config
 from dps_local.machine import gpus
-from dps_local.prefix_cache import Sharing, master_command, mooncake_cache, pages_folder, plugin_folder
 from dps_local.processes import Child, ChildError, free_ports, get_if_ok, is_ok
 from dps_local.redis_server import answers_ping, redis_command
-from dps_local.sglang import SGLANG, EngineCommand, Placement, SGLangOptions, place, sglang_command
+from dps_local.sglang import (
+    SGLANG,
+    EngineCommand,
+    Placement,
+    SGLangOptions,
+    mooncake_command,
+    place,
+    sglang_command,
+)
 from dps_sglang.install import install
 
 DPS = (sys.executable, "-P", "-m", "dps_cli")
@@ -30,6 +37,8 @@ MODEL = "Qwen/Qwen2.5-7B-Instruct"
 START_SECONDS = 90.0
 """Timeout for the start of each process, unless SGLang loads a model."""
 ENGINE_STOP_SECONDS = 30.0
+SEGMENT_BYTES = 4 * 2**30
+"""The host memory that each SGLang server contributes to a common prefix cache."""
 REDIS_TIMEOUT_SECONDS = 1.0
 """Longer than the gateway's default, because all processes share the cores of one machine, which may delay any."""
 
@@ -58,7 +67,7 @@ class StackOptions:
     threshold_tokens: int | None = 128
     engine_urls: Mapping[PoolName, str] | None = None
     sglang: SGLangOptions | None = None
-    prefix_cache: Sharing = "separate"
+    prefix_cache: Literal["separate", "common"] = "separate"
     speed: float = 1.0
     serialized_speculation: bool = False
     otlp_endpoint: str | None = None
@@ -89,10 +98,11 @@ class LocalStack:
         self.folder = Path(tempfile.mkdtemp(prefix="dps-"))
         """Holds the logs, the gateways' configuration files, Redis' working directory, the plugin for SGLang, and the
         common prefix cache of emulated engines."""
+        self._plugin = self.folder / "plugin"
         self._cache: MooncakeCache | None = None
         if options.prefix_cache == "common":
-            version = options.sglang.version if options.sglang is not None else None
-            self._cache = mooncake_cache(master, SGLANG.version(None, version))
+            version = SGLANG.version(None, options.sglang.version if options.sglang is not None else None)
+            self._cache = MooncakeCache(f"127.0.0.1:{master}", SEGMENT_BYTES, owner="dps up", version=version)
         try:
             commands = {pool: self._engine_command(pool, port) for pool, port in engines.items()}
         except EngineError:
@@ -104,23 +114,19 @@ class LocalStack:
         }
         self.urls = [f"http://127.0.0.1:{port}/v1" for port in listen]
         self.admin_urls = [f"http://127.0.0.1:{port}" for port in admin]
-        self.redis = self._redis(redis)
+        self.redis = self._child("redis", redis_command(redis, self.folder), lambda: answers_ping(redis))
         self.mooncake: Child | None = None
         """The master of the SGLang servers' common prefix cache."""
         if options.sglang is not None and self._cache is not None:
-            command = master_command(options.sglang.python, master, master_http)
+            command = mooncake_command(options.sglang.python, master, master_http)
             url = f"http://127.0.0.1:{master_http}/health"
             self.mooncake = self._child("mooncake", command, lambda: is_ok(url))
-            install(plugin_folder(self.folder))
+            install(self._plugin)
         self.engines = {pool: self._engine(pool, command) for pool, command in commands.items()}
         """The engine processes; empty with `StackOptions.engine_urls`."""
         self.gateways = [
             self._gateway(index, *ports) for index, ports in enumerate(zip(listen, admin, strict=True))
         ]
-
-    def kill_gateway(self, index: int) -> None:
-        """Kill a gateway with SIGKILL."""
-        self.gateways[index].kill()
 
     async def start_gateway(self, index: int) -> None:
         """Restart a killed gateway on the same ports and wait until it is ready."""
@@ -174,9 +180,6 @@ class LocalStack:
     ) -> Child:
         return Child(name, command, self.folder / f"{name}.log", ready, environment)
 
-    def _redis(self, port: int) -> Child:
-        return self._child("redis", redis_command(port, self.folder), lambda: answers_ping(port))
-
     def _engine(self, name: PoolName, start: EngineCommand) -> Child:
         url = f"{self.engine_urls[name]}/health"
         return self._child(f"{name}-engine", start.command, lambda: is_ok(url), start.environment)
@@ -184,7 +187,7 @@ class LocalStack:
     def _engine_command(self, pool: PoolName, port: int) -> EngineCommand:
         options = self.options
         if options.sglang is None:
-            return EngineCommand([*_emulated(options, pool, port), *self._emulated_cache()], {})
+            return EngineCommand(self._emulated(pool, port), {})
         return sglang_command(
             options.sglang,
             pool,
@@ -193,17 +196,23 @@ class LocalStack:
             served_name=options.model,
             otlp_endpoint=options.otlp_endpoint,
             prefix_cache=self._cache,
-            plugin=plugin_folder(self.folder),
+            plugin=self._plugin,
         )
 
-    def _emulated_cache(self) -> list[str]:
-        """The flags of emulated engines that share a prefix cache."""
-        if self._cache is None:
-            return []
-        return [
-            *prefix_cache_arguments(self._cache),
-            *("--emulate-storage-directory", str(pages_folder(self.folder))),
-        ]
+    def _emulated(self, pool: PoolName, port: int) -> list[str]:
+        options = self.options
+        command = [*DPS, "engine", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model-path", options.model, "--served-model-name", options.model]
+        command += ["--tokenizer-path", str(options.tokenizer)]
+        command += ["--enable-cache-report", "--emulate-speed", str(options.speed)]
+        if pool == "speculative":
+            command += ["--speculative-algorithm", "STANDALONE"]
+            if options.serialized_speculation:
+                command.append("--emulate-serialized-speculation")
+        if self._cache is not None:
+            command += prefix_cache_arguments(self._cache)
+            command += ["--emulate-storage-directory", str(self.folder / "prefix-cache")]
+        return command
 
     def _gateway(self, index: int, port: int, admin_port: int) -> Child:
         name = f"gateway-{index + 1}"
@@ -243,18 +252,6 @@ class LocalStack:
                 "model": self._revision(),
             },
         )
-
-
-def _emulated(options: StackOptions, pool: PoolName, port: int) -> list[str]:
-    command = [*DPS, "engine", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--model-path", options.model, "--served-model-name", options.model]
-    command += ["--tokenizer-path", str(options.tokenizer)]
-    command += ["--enable-cache-report", "--emulate-speed", str(options.speed)]
-    if pool == "speculative":
-        command += ["--speculative-algorithm", "STANDALONE"]
-        if options.serialized_speculation:
-            command.append("--emulate-serialized-speculation")
-    return command
 
 
 async def _both_pools_are_ready(admin_url: str) -> bool:

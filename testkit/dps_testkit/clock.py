@@ -2,6 +2,8 @@
 
 import asyncio
 
+from dps_local.emulated_sglang.clock import Clock
+
 
 class ManualClock:
     """Call it for the time in seconds. Tests change `now`."""
@@ -13,13 +15,14 @@ class ManualClock:
         return self.now
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """The clock of an emulated engine. Time passes only in `sleep`, which returns immediately.
 
     Supports one sleeping task.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._now = 0.0
 
     def now(self) -> float:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from dps_lab.replay.client import Client
-from dps_lab.replay.oracle import Decision, PromptCounter, expected_by_session
+from dps_lab.replay.oracle import Decision, expected_by_session
 from dps_lab.replay.records import TurnRecord
 from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import bundled_tokenizer
+from dps_local.emulated_sglang.prompt import Prompts
 
 
 def synthetic_sessions(count: int, turns: int, topic: str = "talk") -> list[Session]:
@@ -34,7 +35,7 @@ def _question(turn: int) -> str:
 
 def expected(sessions: Iterable[Session], threshold_tokens: float = 128) -> dict[str, list[Decision]]:
     """The decisions of the offline oracle with the bundled tokenizer, by session id."""
-    return expected_by_session(sessions, PromptCounter(bundled_tokenizer()), threshold_tokens)
+    return expected_by_session(sessions, Prompts.load(str(bundled_tokenizer())), threshold_tokens)
 
 
 async def play(client: Client, session: Session, numbers: Sequence[int]) -> list[TurnRecord]:

@@ -1,13 +1,11 @@
-"""A token counter that the tests share, because loading its tokenizer takes seconds."""
+"""A tokenizer that the tests share, because loading it takes seconds."""
 
 import pytest
 
-from dps_lab.replay.oracle import PromptCounter
 from dps_local.assets import bundled_tokenizer
+from dps_local.emulated_sglang.prompt import Prompts
 
 
 @pytest.fixture(scope="session")
-def counter() -> PromptCounter:
-    result = PromptCounter(bundled_tokenizer())
-    result.text_tokens("loads the tokenizer")
-    return result
+def prompts() -> Prompts:
+    return Prompts.load(str(bundled_tokenizer()))

@@ -1,29 +1,36 @@
 """The demo's selection of sessions, and its verdict."""
 
+from typing import Any
+
 import pytest
 
 from dps_lab.demo import MAX_ANSWER_TOKENS, choose, parser, verdict
-from dps_lab.replay.oracle import Decision, PromptCounter
+from dps_lab.replay.oracle import Decision
 from dps_lab.replay.report import Comparison
 from dps_lab.workload.sessions import Session, Turn
-from dps_local.assets import bundled_tokenizer
+from dps_local.emulated_sglang.prompt import Prompts
 from tests.lab.turns import answered
 
 TURN = answered()
 TRUTH = Decision("speculative", 100, 100, 1)
 
 
-def sessions(count: int, answer: str = "ok") -> list[Session]:
-    turn = Turn(messages=[{"role": "user", "content": "?"}], answer={"role": "assistant", "content": answer})
+def sessions(count: int, content: str | None = "ok", **more: Any) -> list[Session]:
+    answer = {"role": "assistant", "content": content, **more}
+    turn = Turn(messages=[{"role": "user", "content": "?"}], answer=answer)
     return [Session(id=str(number), turns=[turn]) for number in range(count)]
 
 
-def test_turn_requests_as_many_tokens_as_its_recorded_answer_has() -> None:
-    counter = PromptCounter(bundled_tokenizer())
-    answers = ["The result of the request.", "word " * 2 * MAX_ANSWER_TOKENS]
-    assert [
-        turn.max_tokens for text in answers for turn in choose(sessions(1, text), 1, counter)[0].turns
-    ] == [counter.text_tokens(answers[0]), MAX_ANSWER_TOKENS]
+def test_turn_requests_as_many_tokens_as_its_recorded_answer_has(prompts: Prompts) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    texts = ["", "The result of the request.", "word " * 2 * MAX_ANSWER_TOKENS]
+    answers = [sessions(1, text) for text in texts] + [sessions(1, None, tool_calls=[call])]
+    assert [choose(answer, 1, prompts)[0].turns[0].max_tokens for answer in answers] == [
+        1,
+        prompts.text_tokens(texts[1]),
+        MAX_ANSWER_TOKENS,
+        prompts.text_tokens('\n{"name": "add", "arguments": "{}"}'),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dps_lab.replay.cli import main
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.records import TurnRecord, Usage, Verdict
 from dps_lab.replay.run import ClosedLoop, OpenLoop, replay
-from dps_lab.workload.sessions import Session, Turn, dump_sessions
+from dps_lab.workload.sessions import Session, Turn
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
 HEADERS = {
@@ -293,7 +293,7 @@ async def test_command_prints_tables_and_writes_the_records(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = await serve(Script(answering))
-    (tmp_path / "s.jsonl").write_text(dump_sessions([session(turns=2)]))
+    (tmp_path / "s.jsonl").write_text(session(turns=2).model_dump_json())
     files = ["--sessions", str(tmp_path / "s.jsonl"), "--json", str(tmp_path / "out.json")]
     assert await asyncio.to_thread(main, [url, *files]) == 0
     printed = capsys.readouterr().out

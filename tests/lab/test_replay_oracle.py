@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from dps_lab.replay.oracle import Decision, PromptCounter, delta_prefill_pool, expected_by_session
+from dps_lab.replay.oracle import Decision, delta_prefill_pool, expected_by_session
 from dps_lab.workload.sessions import Session, Turn
+from dps_local.emulated_sglang.prompt import Prompts
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_delta_is_the_growth_since_the_previous_turn(counter: PromptCounter) -> None:
+def test_delta_is_the_growth_since_the_previous_turn(prompts: Prompts) -> None:
     answer = {"role": "assistant", "content": "hi"}
     session = Session(
         id="a",
@@ -38,15 +39,15 @@ def test_delta_is_the_growth_since_the_previous_turn(counter: PromptCounter) -> 
     )
     first = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
     second = "<|im_start|>assistant\nhi<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
-    begin = counter.text_tokens("<|im_start|>assistant\n")
-    length = counter.text_tokens(first) + begin
-    growth = counter.text_tokens(second)
-    assert expected_by_session([session], counter, threshold_tokens=length - 1) == {
+    begin = prompts.text_tokens("<|im_start|>assistant\n")
+    length = prompts.text_tokens(first) + begin
+    growth = prompts.text_tokens(second)
+    assert expected_by_session([session], prompts, threshold_tokens=length - 1) == {
         "a": [Decision("greedy", length, length, 1), Decision("speculative", growth, length + growth, 2)]
     }
 
 
-def test_messages_and_tools_are_counted_as_the_engine_renders_them(counter: PromptCounter) -> None:
+def test_messages_and_tools_are_counted_as_the_engine_renders_them(prompts: Prompts) -> None:
     """Null content becomes empty, arguments become objects, and tools have exactly SGLang's fields."""
     tool = {"type": "function", "function": {"name": "add", "strict": None, "x": 1}}
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
@@ -67,13 +68,4 @@ def test_messages_and_tools_are_counted_as_the_engine_renders_them(counter: Prom
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "2"},
     ]
-    assert counter.prompt_tokens(messages, [tool]) == counter.text_tokens(rendered)
-
-
-def test_answer_length_counts_text_and_calls(counter: PromptCounter) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    assert [
-        counter.answer_tokens({"role": "assistant", "content": ""}),
-        counter.answer_tokens({"role": "assistant", "content": "hello there"}),
-        counter.answer_tokens({"role": "assistant", "content": None, "tool_calls": [call]}),
-    ] == [1, counter.text_tokens("hello there"), counter.text_tokens('\n{"name": "add", "arguments": "{}"}')]
+    assert prompts.prompt_tokens(messages, [tool]) == prompts.text_tokens(rendered)

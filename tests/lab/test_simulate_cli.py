@@ -84,7 +84,7 @@ def test_comparison_has_every_fleet_at_every_load_and_marks_the_fastest(
             "toolbench --concurrency 1 --draft-tokens-by-batch [[1,8,3]]",
             "--draft-tokens-by-batch requires adaptive engines, such as --fleet adaptive=2",
         ),
-        ("toolbench --concurrency 1 --arrivals bursts", "--arrivals bursts needs a mean rate; add --rate R"),
+        ("toolbench --concurrency 1 --applications", "add --acceptance, such as --acceptance 0.35=1,0.85=3"),
         ("toolbench --concurrency 1 --acceptance-length 9", "an acceptance length of 9 is impossible"),
     ],
 )

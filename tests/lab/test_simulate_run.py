@@ -113,6 +113,13 @@ def test_turns_of_a_session_follow_one_another_and_time_moves_forward(
         ended[result.session] = result
 
 
+def test_sessions_of_an_open_loop_arrive_at_the_mean_rate() -> None:
+    turn = TurnLengths(prompt_tokens=50, output_tokens=1)
+    sessions = [SessionTrace(id=f"s{number}", turns=[turn]) for number in range(1000)]
+    results = simulate(sessions, Scenario(GREEDY_ONLY, AlwaysGreedy(), Load(rate=5.0)))
+    assert len(sessions) / max(result.sent for result in results) == pytest.approx(5.0, rel=0.1)
+
+
 @thorough
 @given(traces(), scenarios)
 def test_a_run_depends_on_nothing_but_its_seed(sessions: list[SessionTrace], scenario: Scenario) -> None:

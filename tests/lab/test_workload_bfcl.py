@@ -8,7 +8,7 @@ import pytest
 
 from dps_gateway.cache_dir import cache_dir
 from dps_lab.workload.assets import BFCL_VERSION
-from dps_lab.workload.bfcl import CATEGORIES, FUNCTION_FILES, NEW_FUNCTIONS, NO_CALL, AnswerStyle, load_bfcl
+from dps_lab.workload.bfcl import CATEGORIES, FUNCTION_FILES, NEW_FUNCTIONS, NO_CALL, load_bfcl
 from dps_lab.workload.sessions import Session, Turn
 
 REAL = cache_dir() / f"bfcl-eval-{BFCL_VERSION}"
@@ -65,50 +65,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call(identifier: str, arguments: str) -> dict[str, Any]:
-    return {"id": identifier, "type": "function", "function": {"name": "sort", "arguments": arguments}}
+ANSWERS = [
+    {"role": "assistant", "content": "[sort('a.txt'), sort(file_name='b.txt', weights=[0.5])]"},
+    {"role": "assistant", "content": NO_CALL},
+    {"role": "assistant", "content": "[sort('a.txt')]"},
+]
 
 
-ANSWERS: dict[AnswerStyle, list[dict[str, Any]]] = {
-    "text": [
-        {"role": "assistant", "content": "[sort('a.txt'), sort(file_name='b.txt', weights=[0.5])]"},
-        {"role": "assistant", "content": NO_CALL},
-        {"role": "assistant", "content": "[sort('a.txt')]"},
-    ],
-    "tool_calls": [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                call("call_0_0", '{"file_name": "a.txt"}'),
-                call("call_0_1", '{"file_name": "b.txt", "weights": [0.5]}'),
-            ],
-        },
-        {"role": "assistant", "content": NO_CALL},
-        {"role": "assistant", "content": None, "tool_calls": [call("call_2_0", '{"file_name": "a.txt"}')]},
-    ],
-}
-
-
-@pytest.mark.parametrize("style", ["text", "tool_calls"])
-def test_session_has_json_schema_tools_and_the_ground_truth_as_answers(
-    folder: Path, style: AnswerStyle
-) -> None:
+def test_session_has_json_schema_tools_and_the_ground_truth_as_answers(folder: Path) -> None:
     asked = [[ASK], [ASK], [{"role": "user", "content": NEW_FUNCTIONS}]]
-    assert load_bfcl(folder, style) == [
-        Session(
-            id="m_0",
-            tools=[SORT_TOOL],
-            turns=[
-                Turn(messages=messages, answer=answer)
-                for messages, answer in zip(asked, ANSWERS[style], strict=True)
-            ],
-        )
-    ]
+    turns = [Turn(messages=messages, answer=answer) for messages, answer in zip(asked, ANSWERS, strict=True)]
+    assert load_bfcl(folder) == [Session(id="m_0", tools=[SORT_TOOL], turns=turns)]
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="BFCL is not in the cache: python -m dps_lab.workload.assets")
-@pytest.mark.parametrize("style", ["text", "tool_calls"])
-def test_real_data_has_800_sessions_and_3336_turns(style: AnswerStyle) -> None:
-    sessions = load_bfcl(REAL, style)
+def test_real_data_has_800_sessions_and_3336_turns() -> None:
+    sessions = load_bfcl(REAL)
     assert (len(sessions), sum(len(session.turns) for session in sessions)) == (800, 3336)

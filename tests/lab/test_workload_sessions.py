@@ -12,7 +12,6 @@ from dps_lab.workload.sessions import (
     Session,
     SessionFormatError,
     Turn,
-    dump_sessions,
     load_sessions,
     parse_sessions,
 )
@@ -85,7 +84,7 @@ sessions = st.builds(
 
 @given(st.lists(sessions, unique_by=lambda session: session.id, max_size=4))
 def test_dumped_sessions_parse_to_equal_sessions(originals: list[Session]) -> None:
-    assert parse_sessions(dump_sessions(originals).split("\n")) == originals
+    assert parse_sessions([each.model_dump_json(exclude_defaults=True) for each in originals]) == originals
 
 
 def test_bundled_sample_has_24_sessions_whose_results_match_their_calls() -> None:

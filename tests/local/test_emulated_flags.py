@@ -40,6 +40,11 @@ def test_api_key_is_not_reported(tokenizer: list[str]) -> None:
         ),
         ("--emulate-speed 0", "0 is not positive"),
         ("--tokenizer-path /nowhere", "--tokenizer-path is required"),
+        (
+            "--enable-hierarchical-cache --hicache-storage-backend mooncake --emulate-storage-directory pages "
+            "--hicache-storage-prefetch-policy best_effort",
+            "--hicache-storage-prefetch-policy best_effort is not emulated; use timeout",
+        ),
     ],
 )
 def test_invalid_flag_is_rejected_with_an_explanation(

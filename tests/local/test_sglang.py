@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dps_engines.launch import EngineError
-from dps_local.prefix_cache import SEGMENT_BYTES, mooncake_cache
+from dps_engines.launch import EngineError, MooncakeCache
 from dps_local.sglang import EngineCommand, Placement, SGLangOptions, place, sglang_command
 
 OPTIONS = SGLangOptions(model="/models/m", draft_model="/models/d", python="/venv/bin/python")
@@ -102,7 +101,7 @@ def test_invalid_options_are_rejected(options: SGLangOptions, message: str) -> N
         start("speculative", options=options)
 
 
-CACHE = mooncake_cache(50051, "0.5.23")
+CACHE = MooncakeCache("127.0.0.1:50051", 4 * 2**30, owner="dps up", version="0.5.23")
 SHARED = replace(OPTIONS, version="0.5.23")
 
 
@@ -116,7 +115,7 @@ def test_servers_with_a_common_prefix_cache_load_the_plugin(
     sharing = start(options=SHARED, prefix_cache=CACHE, plugin=Path("/stack/plugin"))
     config = json.loads(sharing.command[-1])
     settings = {key: config[key] for key in ("master_server_address", "global_segment_size")}
-    assert settings == {"master_server_address": "127.0.0.1:50051", "global_segment_size": SEGMENT_BYTES}
+    assert settings == {"master_server_address": "127.0.0.1:50051", "global_segment_size": 4 * 2**30}
     assert sharing.environment == {
         **ON_GPU_1,
         "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1",

@@ -15,13 +15,14 @@ import yaml
 
 from dps_engines.launch import EngineError
 from dps_lab.replay.client import ReplayOptions
-from dps_lab.replay.oracle import PromptCounter, expected_by_session
+from dps_lab.replay.oracle import expected_by_session
 from dps_lab.replay.records import TurnRecord
 from dps_lab.replay.report import compare
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.workload.assets import bundled_sessions
 from dps_lab.workload.sessions import load_sessions
 from dps_local.assets import bundled_tokenizer
+from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.processes import ChildError
 from dps_local.sglang import SGLangOptions
 from dps_local.stack import LocalStack, StackOptions, until_signal
@@ -32,7 +33,7 @@ OPTIONS = StackOptions(tokenizer=bundled_tokenizer(), gateways=2, threshold_toke
 @pytest.mark.timeout(300)
 async def test_sessions_survive_the_gateway_that_started_them() -> None:
     sessions = load_sessions(bundled_sessions())[:8]
-    expected = expected_by_session(sessions, PromptCounter(bundled_tokenizer()), 64)
+    expected = expected_by_session(sessions, Prompts.load(str(bundled_tokenizer())), 64)
     async with LocalStack(OPTIONS) as stack:
         started: list[asyncio.Task[None]] = []
         seen = 0
@@ -41,7 +42,7 @@ async def test_sessions_survive_the_gateway_that_started_them() -> None:
             nonlocal seen
             seen += 1
             if seen == 20:
-                stack.kill_gateway(1)
+                stack.gateways[1].kill()
                 started.append(asyncio.create_task(stack.start_gateway(1)))
 
         options = ReplayOptions(urls=stack.urls, model=OPTIONS.model, max_tokens=4)

@@ -11,7 +11,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from dps_lab.bench.load import run_load
 from dps_lab.bench.traffic import Count, TrafficPattern, traffic
 from dps_lab.bench.wire import WireError
 from dps_local import assets
-from dps_local.processes import Child, ChildError, free_ports, is_ok
+from dps_local.processes import Child, ChildError, free_ports, get_if_ok, is_ok
 from dps_local.redis_server import answers_ping, redis_command
 
 CONNECTIONS: Final = 16
@@ -165,15 +164,15 @@ async def run(rounds: int, seconds: float, patterns: Sequence[TrafficPattern]) -
                 for results, connections in ((many, CONNECTIONS), (one, 1)):
                     for pattern, measured in results.items():
                         measured.append(await bench.round(pattern, number, connections, seconds))
-            metrics = gateway_metrics(next(iter(bench.contenders)).ready)
+            metrics = await gateway_metrics(next(iter(bench.contenders)).ready)
     print(_heading(rounds, seconds, tokenizer.description))
     print(f"\n{throughput_table(many)}\n\n{latency_table(one)}\n\n{metrics}")
 
 
-def gateway_metrics(ready: str) -> str:
+async def gateway_metrics(ready: str) -> str:
     """The gateway's counters that show whether sessions were recognised and prompt lengths were right."""
-    with urllib.request.urlopen(ready.replace("readyz", "metrics"), timeout=10) as answer:
-        return "\n".join(line for line in answer.read().decode().splitlines() if line.startswith(COUNTERS))
+    metrics = await get_if_ok(ready.replace("readyz", "metrics")) or b""
+    return "\n".join(line for line in metrics.decode().splitlines() if line.startswith(COUNTERS))
 
 
 def throughput_table(results: dict[TrafficPattern, list[dict[str, Result]]]) -> str:

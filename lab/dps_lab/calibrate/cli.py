@@ -6,22 +6,24 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
 from dps_gateway.pool import Pool
+from dps_gateway.routing.policies import AlwaysGreedy
 from dps_lab.arguments import positive_float, positive_int
 from dps_lab.calibrate.report import Calibration, conclude
 from dps_lab.calibrate.search import (
     LOAD_RATIOS,
     OBJECTIVES,
     SEEDS,
-    Conditions,
     Goal,
     Search,
     find_rule,
+    measure,
     thresholds,
 )
 from dps_lab.simulate.fleet import Budget, FleetError, parse_fleet
@@ -35,7 +37,7 @@ from dps_lab.simulate.options import (
     load_of,
 )
 from dps_lab.simulate.report import mean_of
-from dps_lab.simulate.run import Load
+from dps_lab.simulate.run import Load, Scenario
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import load_workload
 
@@ -149,20 +151,20 @@ def _calibrate(options: argparse.Namespace) -> Calibration:
         )
     splits, engines = _splits(options)
     fleet = replace(fleet_of(options, dict.fromkeys(Pool, 1)), one_gpu=options.one_gpu)
-    conditions = Conditions(sessions, load, fleet, options.replicas)
+    base = Scenario(fleet, AlwaysGreedy(), load, options.replicas)
     limits = {name: getattr(options, f"max_{name.replace('-', '_')}") for name in LIMITS}
     goal = Goal(
         options.objective, tuple((name, limit) for name, limit in limits.items() if limit is not None)
     )
-    search = Search(conditions.measure, thresholds(sessions), goal)
+    search = Search(partial(measure, sessions, base), thresholds(sessions), goal)
     result = conclude(search, search.run(splits, engines), alone=1 if options.one_gpu else engines)
     if options.budget is None:
         return result
-    long = replace(conditions, sessions=sample(workload, BUDGET_SESSIONS, load))
+    sessions = sample(workload, BUDGET_SESSIONS, load)
     figures = {}
     for ratio in LOAD_RATIOS:
-        moving = long.with_budget(options.cooldown, ratio)
-        figures[ratio] = mean_of([moving.measure(result.choice, seed) for seed in SEEDS])
+        moving = replace(base, fleet=replace(fleet, budget=Budget(options.cooldown, load_ratio=ratio)))
+        figures[ratio] = mean_of([measure(sessions, moving, result.choice, seed) for seed in SEEDS])
     return replace(result, rule=find_rule(figures, goal))
 
 

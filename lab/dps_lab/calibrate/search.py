@@ -6,9 +6,8 @@ from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES, policy_named
-from dps_lab.simulate.fleet import Budget, FleetSpec
 from dps_lab.simulate.report import Report, mean_of, summarize
-from dps_lab.simulate.run import Load, Scenario, simulate
+from dps_lab.simulate.run import Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace
 
 THRESHOLD_POLICIES: Final = ("DeltaPrefill", "TotalLength")
@@ -95,38 +94,20 @@ class Goal:
         return self.excess(figures), self.value(figures)
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What a calibration does not choose: the sessions, the load and the engines' properties."""
-
-    sessions: Sequence[SessionTrace]
-    load: Load
-    fleet: FleetSpec
-    replicas: int = 1
-
-    def measure(self, setup: Setup, seed: int) -> Report:
-        """Simulate a set-up.
-
-        Raises ValueError if a turn exceeds an engine's KV cache or the weights exceed the GPU's memory.
-        """
-        engines = {Pool.SPECULATIVE: setup.speculative, Pool.GREEDY: setup.greedy}
-        scenario = Scenario(
-            replace(self.fleet, engines=engines),
-            policy_named(setup.policy, setup.threshold_tokens),
-            self.load,
-            self.replicas,
-            seed,
-        )
-        return summarize(simulate(self.sessions, scenario), scenario.fleet.gpus, 0.0)
-
-    def with_budget(self, cooldown_seconds: float, load_ratio: float) -> "Conditions":
-        """The same conditions, but replicas move between the pools."""
-        budget = Budget(cooldown_seconds, load_ratio=load_ratio)
-        return replace(self, fleet=replace(self.fleet, budget=budget))
-
-
 Measure = Callable[[Setup, int], Report]
 """Simulates a set-up with a seed."""
+
+
+def measure(sessions: Sequence[SessionTrace], base: Scenario, setup: Setup, seed: int) -> Report:
+    """Simulate a set-up. base: what a calibration does not choose; its engines and its policy are not used.
+
+    Raises ValueError if a turn exceeds an engine's KV cache or the weights exceed the GPU's memory.
+    """
+    engines = {Pool.SPECULATIVE: setup.speculative, Pool.GREEDY: setup.greedy}
+    fleet = replace(base.fleet, engines=engines)
+    policy = policy_named(setup.policy, setup.threshold_tokens)
+    results = simulate(sessions, replace(base, fleet=fleet, policy=policy, seed=seed))
+    return summarize(results, fleet.gpus, 0.0)
 
 
 def thresholds(sessions: Sequence[SessionTrace]) -> dict[str, list[int]]:

@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -104,7 +105,7 @@ def main(argv: list[str]) -> int:
         console.print(f"sessions: {name}", markup=False, highlight=False)
         result = asyncio.run(_replay(sessions[: arguments.limit], arguments, console))
         if records is not None:
-            json.dump(result.as_json(), records, indent=1)
+            json.dump(asdict(result), records, indent=1)
     return _report(result, console)
 
 

@@ -1,7 +1,7 @@
 """The records of a replay, one per turn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -99,7 +99,3 @@ class ReplayResult:
         for record in self.turns:
             sessions.setdefault(record.session, []).append(record)
         return sessions
-
-    def as_json(self) -> dict[str, Any]:
-        """The result as JSON-compatible data."""
-        return asdict(self)

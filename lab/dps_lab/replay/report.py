@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from rich import box
 from rich.console import Console
@@ -125,12 +125,7 @@ def compare(turns: Iterable[TurnRecord], expected: Mapping[str, Sequence[Decisio
         lengths = verdict.delta_tokens, verdict.prompt_tokens
         if verdict.pool is None:
             continue
-        if (verdict.pool, *lengths, verdict.turn) == (
-            expectation.pool,
-            expectation.delta_tokens,
-            expectation.prompt_tokens,
-            expectation.turn,
-        ):
+        if (verdict.pool, *lengths, verdict.turn) == astuple(expectation):
             same += 1
         elif record.unacknowledged and lengths == (0, expectation.prompt_tokens):
             repeated.append((record, expectation))

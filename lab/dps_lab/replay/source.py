@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from dps_lab.replay.oracle import PromptCounter
 from dps_lab.workload.assets import bfcl, bundled_sessions
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
 from dps_lab.workload.toolbench import toolbench_sessions
 from dps_local.assets import Asset, qwen_tokenizer
+from dps_local.emulated_sglang.prompt import Prompts
 
 NAMED_SOURCES = ("bfcl", "toolbench", "sample")
 
@@ -30,7 +30,7 @@ def load_source(name: str) -> tuple[str, list[Session]]:
             tokenizer = qwen_tokenizer()
             return (
                 f"synthetic sessions with ToolBench's lengths, counted with {tokenizer.description}",
-                toolbench_sessions(PromptCounter(tokenizer.path)),
+                toolbench_sessions(Prompts.load(str(tokenizer.path))),
             )
         case "sample":
             return "the bundled sample sessions", load_sessions(bundled_sessions())

@@ -2,9 +2,9 @@
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Final
 
@@ -15,9 +15,9 @@ from rich.table import Table
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES, policy_named
-from dps_lab.arguments import positive_int
+from dps_lab.arguments import number, positive_int
 from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, StepsByBatch, vllm_steps
-from dps_lab.simulate.compare import CONCURRENCIES, compare
+from dps_lab.simulate.compare import CONCURRENCIES, compare, comparison_tables
 from dps_lab.simulate.fleet import KINDS, FleetError, parse_fleet
 from dps_lab.simulate.options import (
     add_engine_options,
@@ -26,13 +26,12 @@ from dps_lab.simulate.options import (
     add_workload_option,
     fleet_of,
     load_of,
-    threshold,
 )
 from dps_lab.simulate.regret import regret
 from dps_lab.simulate.report import Report, Spread, summarize
 from dps_lab.simulate.run import Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace
-from dps_lab.simulate.workloads import load_workload, mixed, parse_mixture
+from dps_lab.simulate.workloads import load_workload, mixed
 
 DEFAULT_THRESHOLD: Final = 128
 
@@ -44,6 +43,10 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
+        if options.applications and options.acceptance is None:
+            raise ValueError(
+                "--applications needs their acceptance; add --acceptance, such as --acceptance 0.35=1,0.85=3"
+            )
         workload = load_workload(options.workload)
         if options.compare:
             return _compare(options, workload)
@@ -55,7 +58,7 @@ def main(argv: list[str]) -> int:
         print(f"dps simulate: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(report.as_json()))
+        print(json.dumps(asdict(report)))
     else:
         Console().print(
             _table(report, f"{options.workload}: {len(sessions):,} sessions, {len(results):,} turns")
@@ -94,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threshold",
-        type=threshold,
+        type=_threshold,
         default=DEFAULT_THRESHOLD,
         metavar="N",
         help="τ in tokens, or 'none' to send every turn to the speculative pool (default: %(default)s)",
@@ -178,7 +181,7 @@ def _compare(options: argparse.Namespace, sessions: list[SessionTrace]) -> int:
     workload = partial(_with_acceptance, options, sessions)
     results = compare(workload, base, options.threshold, options.compare, seeds)
     if options.json:
-        reports = {name: {each: by[each].as_json() for each in by} for name, by in results.items()}
+        reports = {name: {each: asdict(by[each]) for each in by} for name, by in results.items()}
         print(json.dumps(reports))
         return 0
     title = f"{options.workload}: {len(sessions):,} sessions, {options.cache} cache, {options.speculation} speculation"
@@ -186,35 +189,11 @@ def _compare(options: argparse.Namespace, sessions: list[SessionTrace]) -> int:
     return 0
 
 
-def comparison_tables(results: Mapping[str, Mapping[int, Report]], title: str) -> list[Table]:
-    """Batch time, and median session latency, with a row per fleet and a column per load. The least are marked."""
-    figures: dict[str, Callable[[Report], float]] = {
-        "time for all sessions, s": lambda report: report.batch_seconds,
-        "median session latency, s": lambda report: report.session_seconds.median,
-        "mean session latency, s": lambda report: report.session_seconds.mean,
-    }
-    levels = list(next(iter(results.values())))
-    tables = []
-    for name, figure in figures.items():
-        table = Table(
-            title=f"{title}: {name}",
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
-        table.add_column("concurrent sessions", no_wrap=True)
-        for level in levels:
-            table.add_column(str(level), justify="right")
-        least = {level: min(figure(reports[level]) for reports in results.values()) for level in levels}
-        for contender, reports in results.items():
-            cells = ((figure(reports[level]), least[level]) for level in levels)
-            table.add_row(
-                contender, *(f"{value:,.2f}{'*' if value == best else ' '}" for value, best in cells)
-            )
-        tables.append(table)
-    return tables
+def _threshold(text: str) -> int | None:
+    """A threshold in tokens; None for 'none'. Raises ArgumentTypeError if the text is neither."""
+    if text == "none":
+        return None
+    return number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)
 
 
 def _levels(text: str) -> list[int]:
@@ -222,11 +201,22 @@ def _levels(text: str) -> list[int]:
 
 
 def _mixture(text: str) -> dict[float, float]:
-    """Raises ArgumentTypeError for a text that `parse_mixture` refuses."""
+    """Shares of the sessions by acceptance probability, such as `0.35=1,0.85=3`, or one probability for all sessions.
+
+    Raises ArgumentTypeError if the text is neither.
+    """
+    shares: dict[float, float] = {}
     try:
-        return parse_mixture(text)
+        for part in text.split(","):
+            probability, _, share = part.partition("=")
+            shares[float(probability)] = float(share or 1)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if not all(0 <= probability <= 1 and 0 < share < math.inf for probability, share in shares.items()):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' has a probability that is not from 0 to 1, or a share that is not above 0"
+        )
+    return shares
 
 
 def _draft_tokens_by_batch(text: str) -> StepsByBatch:

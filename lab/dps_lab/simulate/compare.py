@@ -1,7 +1,10 @@
 """Fleets of two engines, and policies that route between them, compared at several loads. No clock, no I/O."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from rich import box
+from rich.table import Table
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
@@ -75,3 +78,34 @@ def compare(
         each.name: {level: report(each, level) for level in concurrencies}
         for each in contenders(threshold, adaptive=base.speculation.steps > 0)
     }
+
+
+def comparison_tables(results: Mapping[str, Mapping[int, Report]], title: str) -> list[Table]:
+    """Batch time, and median session latency, with a row per fleet and a column per load. The least are marked."""
+    figures: dict[str, Callable[[Report], float]] = {
+        "time for all sessions, s": lambda report: report.batch_seconds,
+        "median session latency, s": lambda report: report.session_seconds.median,
+        "mean session latency, s": lambda report: report.session_seconds.mean,
+    }
+    levels = list(next(iter(results.values())))
+    tables = []
+    for name, figure in figures.items():
+        table = Table(
+            title=f"{title}: {name}",
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        table.add_column("concurrent sessions", no_wrap=True)
+        for level in levels:
+            table.add_column(str(level), justify="right")
+        least = {level: min(figure(reports[level]) for reports in results.values()) for level in levels}
+        for contender, reports in results.items():
+            cells = ((figure(reports[level]), least[level]) for level in levels)
+            table.add_row(
+                contender, *(f"{value:,.2f}{'*' if value == best else ' '}" for value, best in cells)
+            )
+        tables.append(table)
+    return tables

@@ -52,16 +52,15 @@ class VirtualEngine:
         capacity: int,
         max_running: int,
         serialized: bool,
-        page_tokens: int = 1,
     ) -> None:
         self.url = url
         self.pool = pool
         self.timing = timing
-        self.units = CacheUnits(page_tokens=page_tokens)
+        self.units = CacheUnits()
         self.links: list[CacheLink] = []
         # The scheduler needs the time model for the acceptance length; step durations come from `timing`.
         model = TimeModel(speculation=timing.speculation)
-        self.scheduler = Scheduler(model, capacity, max_running, serialized, page_tokens)
+        self.scheduler = Scheduler(model, capacity, max_running, serialized)
         self._refills: dict[str, int] = {}
 
     @property

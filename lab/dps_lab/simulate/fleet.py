@@ -10,7 +10,7 @@ from dps_gateway.pool import Pool
 from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, AdaptiveEngine, StepsByBatch
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
-from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
+from dps_lab.simulate.roofline import EngineTiming, kv_capacity, speculation
 from dps_local.emulated_sglang.settings import MAX_RUNNING_SPECULATIVE, EngineSettings
 from dps_local.emulated_sglang.time_model import Speculation
 
@@ -38,7 +38,6 @@ class FleetSpec:
 
     budget: how replicas move between the pools; None if they do not.
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
-    greedy_efficiency: the efficiency of the greedy engines, if it differs from `efficiency`.
     """
 
     engines: dict[Pool, int]
@@ -47,8 +46,6 @@ class FleetSpec:
     serialized: bool = False
     hardware: Hardware = field(default_factory=lambda: HARDWARE["a100-7b"])
     speculation: Speculation = field(default_factory=lambda: speculation("STANDALONE"))
-    efficiency: Efficiency = FITTED
-    greedy_efficiency: Efficiency | None = None
     transfer_bytes_per_second: float = 20e9
     adaptive: int = 0
     steps_by_batch: StepsByBatch = field(default_factory=lambda: SGLANG_STEPS)
@@ -104,7 +101,10 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     names = {pool: iter(range(count)) for pool, count in spec.engines.items()}
     engines: list[list[VirtualEngine]] = []
     for group in groups:
-        timings = [_timing(spec, pool) for pool in group]
+        timings = [
+            EngineTiming(spec.hardware, spec.speculation if pool is Pool.SPECULATIVE else None)
+            for pool in group
+        ]
         capacities = kv_capacity(timings)
         engines.append(
             [
@@ -115,13 +115,6 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     if spec.cache == "common":
         share(spec, [engine for group in engines for engine in group])
     return engines
-
-
-def _timing(spec: FleetSpec, pool: Pool) -> EngineTiming:
-    speculative = pool is Pool.SPECULATIVE
-    chosen = spec.speculation if speculative else None
-    efficiency = spec.efficiency if speculative else spec.greedy_efficiency or spec.efficiency
-    return EngineTiming(spec.hardware, chosen, efficiency)
 
 
 def additional_engine(spec: FleetSpec, pool: Pool, number: int) -> VirtualEngine:

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps_gateway.acceptance import UNKNOWN, Acceptance
@@ -75,8 +75,17 @@ class VirtualGateway:
         # Each replica has its own copy, because a learning policy has state.
         self._policies = [copy.deepcopy(policy) for _ in range(replicas)]
         self._engines = {engine.url: engine for engine in engines}
-        self._pools = [{pool: _pool(pool, engines) for pool in Pool} for _ in range(replicas)]
-        self._demand = dict.fromkeys(Pool, 0)
+        self._pools = [
+            {
+                pool: EnginePool(pool, max_in_flight_per_replica=UNBOUNDED, admission=Admission(max_queued=0))
+                for pool in Pool
+            }
+            for _ in range(replicas)
+        ]
+        for pool in Pool:
+            self._update(pool)
+        self.demand = dict.fromkeys(Pool, 0)
+        """Requests in flight of each pool, including those on engines that are being stopped."""
         self._seed = seed
         self._next_exchange = EXCHANGE_SECONDS
 
@@ -114,7 +123,7 @@ class VirtualGateway:
         assert replica is not None
         view = views[decision.pool]
         replica.in_flight += 1
-        self._demand[decision.pool] += 1
+        self.demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
         sent = replica.sent_tokens
         moved = record.commit(turn, decision.pool, replica.id)
@@ -130,12 +139,7 @@ class VirtualGateway:
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
         placement.replica.in_flight -= 1
-        self._demand[placement.decision.pool] -= 1
-
-    @property
-    def demand(self) -> dict[Pool, int]:
-        """Requests in flight of each pool, including those on engines that are being stopped."""
-        return dict(self._demand)
+        self.demand[placement.decision.pool] -= 1
 
     @property
     def engines(self) -> list[VirtualEngine]:
@@ -153,8 +157,11 @@ class VirtualGateway:
         self._update(engine.pool)
 
     def _update(self, name: Pool) -> None:
+        members = [engine for engine in self._engines.values() if engine.pool is name]
         for pools in self._pools:
-            _set_engines(pools[name], self._engines.values())
+            pools[name].set_endpoints(engine.url for engine in members)
+            for engine in members:
+                pools[name].replicas[engine.url].configuration = Configuration(engine.units)
 
     def poll(self) -> None:
         """Report the load of every engine to every gateway replica."""
@@ -185,16 +192,3 @@ class VirtualGateway:
         writers = {link.writer.url for url in pool.replicas for link in self._engines[url].links}
         shared = max((held.get(replica_id(url), 0) for url in writers), default=0)
         return pool.view(session_id, CachedPrompt(len(turn.prompt), held, shared))
-
-
-def _pool(name: Pool, engines: Sequence[VirtualEngine]) -> EnginePool:
-    pool = EnginePool(name, max_in_flight_per_replica=UNBOUNDED, admission=Admission(max_queued=0))
-    _set_engines(pool, engines)
-    return pool
-
-
-def _set_engines(pool: EnginePool, engines: Iterable[VirtualEngine]) -> None:
-    members = [engine for engine in engines if engine.pool is pool.name]
-    pool.set_endpoints(engine.url for engine in members)
-    for engine in members:
-        pool.replicas[engine.url].configuration = Configuration(engine.units)

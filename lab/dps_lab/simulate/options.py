@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from dps_gateway.pool import Pool
-from dps_lab.arguments import number, positive_float, positive_int
-from dps_lab.simulate.arrivals import PATTERNS
+from dps_lab.arguments import positive_float, positive_int
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.roofline import ALGORITHMS, speculation
@@ -37,28 +36,17 @@ def add_replicas_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--concurrency` and `--rate`, of which at most one may be given, and `--arrivals`."""
+    """Add `--concurrency` and `--rate`, of which at most one may be given."""
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--concurrency", type=positive_int, metavar="C", help="closed loop: C concurrent sessions"
     )
     load.add_argument("--rate", type=positive_float, metavar="R", help="open loop: R sessions per second")
-    parser.add_argument(
-        "--arrivals",
-        choices=PATTERNS,
-        default="poisson",
-        help="how the rate varies: constant, in bursts, or over a day (default: poisson, which is constant)",
-    )
 
 
 def load_of(options: argparse.Namespace, sessions: Sequence[SessionTrace]) -> Load:
-    """The load that the options describe.
-
-    Raises ValueError if they give none and a session has no arrival time, or a pattern without a rate.
-    """
-    if options.arrivals != "poisson" and options.rate is None:
-        raise ValueError(f"--arrivals {options.arrivals} needs a mean rate; add --rate R")
-    load = Load(options.concurrency, options.rate, options.arrivals)
+    """The load that the options describe. Raises ValueError if they give none and a session has no arrival time."""
+    load = Load(options.concurrency, options.rate)
     if load == Load():
         missing = next((session.id for session in sessions if session.arrival_seconds is None), None)
         if missing is not None:
@@ -121,10 +109,3 @@ def fleet_of(options: argparse.Namespace, engines: dict[Pool, int]) -> FleetSpec
         speculation=speculation(options.algorithm, options.acceptance_length),
         transfer_bytes_per_second=options.transfer_rate * 1e9,
     )
-
-
-def threshold(text: str) -> int | None:
-    """A threshold in tokens; None for 'none'. Raises ArgumentTypeError if the text is neither."""
-    if text == "none":
-        return None
-    return number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)

@@ -4,7 +4,7 @@ A run of new tokens is a unique id followed by zeros: two runs differ from their
 that a prefix cache can observe, and sequences of one repeated integer are fast to copy and to compare.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dps_lab.simulate.trace import SessionTrace
@@ -75,23 +75,12 @@ class _Runs:
         return (self._next,) + (0,) * (count - 1)
 
 
-def plan_sessions(
-    sessions: Sequence[SessionTrace], first_prompts: Mapping[str, tuple[int, ...]] | None = None
-) -> list[PlannedSession]:
-    """Assign tokens to every session of a trace.
-
-    first_prompts: the tokens of the first prompts by session id, instead of the prefixes in the trace. Prompts may then
-    have any prefix in common; no prompt of such a session may be shorter than its first.
-    """
+def plan_sessions(sessions: Sequence[SessionTrace]) -> list[PlannedSession]:
+    """Assign tokens to every session of a trace."""
     longest: dict[str, int] = {}
     for session in sessions:
         if session.prefix is not None:
             longest[session.prefix] = max(longest.get(session.prefix, 0), session.prefix_tokens)
-    if first_prompts is not None:
-        return [
-            PlannedSession(session, number, first_prompts[session.id])
-            for number, session in enumerate(sessions)
-        ]
     runs = _Runs(0)
     prefixes = {name: runs.take(length) for name, length in longest.items()}
     return [

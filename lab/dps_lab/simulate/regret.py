@@ -5,11 +5,12 @@ This module performs no I/O.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill, Sticky
-from dps_lab.simulate.report import mean_session_seconds
+from dps_lab.simulate.report import session_seconds
 from dps_lab.simulate.run import Scenario, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace
 
@@ -32,9 +33,9 @@ def regret(sessions: Sequence[SessionTrace], scenario: Scenario, results: Sequen
     """
     if not all(scenario.fleet.engines[pool] for pool in Pool):
         return 0.0
-    own = mean_session_seconds(results)
+    own = fmean(session_seconds(results))
     others = (
-        mean_session_seconds(simulate(sessions, replace(scenario, policy=policy)))
+        fmean(session_seconds(simulate(sessions, replace(scenario, policy=policy))))
         for policy in STATIC_POLICIES
         if policy != scenario.policy
     )

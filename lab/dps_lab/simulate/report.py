@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dps_gateway.pool import Pool
@@ -48,10 +48,6 @@ class Report:
     moved_share: float
     regret: float
 
-    def as_json(self) -> dict[str, Any]:
-        """A JSON object with the field names above."""
-        return asdict(self)
-
 
 def mean_of(reports: Sequence[Report]) -> Report:
     """The mean of every figure of several runs of the same fleet."""
@@ -74,11 +70,6 @@ def session_seconds(results: Sequence[TurnResult]) -> list[float]:
     for result in results:
         sums[result.session] += result.seconds
     return list(sums.values())
-
-
-def mean_session_seconds(results: Sequence[TurnResult]) -> float:
-    """The mean session latency, which `regret` compares."""
-    return statistics.fmean(session_seconds(results))
 
 
 def summarize(results: Sequence[TurnResult], gpus: int, regret: float) -> Report:

@@ -1,9 +1,9 @@
 """How long a forward pass takes: a roofline of memory bandwidth and compute. Times are in seconds.
 
 A pass reads the weights and the KV cache of its sequences, multiplies every token by the weights, and computes
-attention. It takes as long as memory access or computation, whichever is slower. `Efficiency` holds the fraction of the
-data sheet's peaks that is reached and the fixed costs; docs/measurements.md has the fit and its errors. This module
-performs no I/O.
+attention. It takes as long as memory access or computation, whichever is slower. The shares of the data sheet's peaks
+that are reached, and the fixed costs, are fitted to the paper's Table 1 and to the columns c = 1 and c = 4 of its Table
+2; docs/measurements.md has the fit and its errors. This module performs no I/O.
 """
 
 import math
@@ -21,24 +21,18 @@ MEMORY_FRACTION: Final = 0.88
 """SGLang's --mem-fraction-static: the share of GPU memory for weights and KV cache."""
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """Shares of the peaks that are reached, and fixed costs in seconds.
+BANDWIDTH_SHARE: Final = 0.81
+COMPUTE_SHARE: Final = 0.75
+"""The shares of the peaks that are reached."""
 
-    `pass_seconds` is added to every pass of the target (launches, sampling), `draft_pass_seconds` to every pass of the
-    draft, `request_seconds` to every request before it reaches the scheduler (HTTP, tokenization), during which the GPU
-    serves other requests.
-    """
+PASS_SECONDS: Final = 0.0004
+"""Added to every pass of the target: launches, sampling."""
 
-    bandwidth: float = 0.81
-    compute: float = 0.75
-    pass_seconds: float = 0.0004
-    draft_pass_seconds: float = 0.0005
-    request_seconds: float = 0.006
+DRAFT_PASS_SECONDS: Final = 0.0005
+"""Added to every pass of the draft."""
 
-
-FITTED: Final = Efficiency()
-"""The fit to the paper's Table 1 and to the columns c = 1 and c = 4 of its Table 2."""
+REQUEST_SECONDS: Final = 0.006
+"""Added to every request before it reaches the scheduler (HTTP, tokenization). The GPU serves others meanwhile."""
 
 FITTED_ACCEPTANCE: Final = 2.35
 """Mean tokens per verification of the draft model, from the same fit."""
@@ -60,7 +54,6 @@ class EngineTiming:
 
     hardware: Hardware
     speculation: Speculation | None
-    efficiency: Efficiency = FITTED
 
     @property
     def uses_draft_model(self) -> bool:
@@ -94,10 +87,10 @@ class EngineTiming:
 
         With a draft model, both models prefill.
         """
-        seconds = self._prefill(self.hardware.target, tokens, attended) + self.efficiency.pass_seconds
+        seconds = self._prefill(self.hardware.target, tokens, attended) + PASS_SECONDS
         if self.uses_draft_model:
             seconds += self._prefill(self.hardware.draft, tokens + refilled_tokens, attended)
-            seconds += self.efficiency.draft_pass_seconds
+            seconds += DRAFT_PASS_SECONDS
         return seconds
 
     def decode_seconds(self, batch: int, context_tokens: int) -> float:
@@ -107,13 +100,13 @@ class EngineTiming:
         """
         target = self.hardware.target
         if self.speculation is None:
-            return self._pass(target, batch, context_tokens, context_tokens) + self.efficiency.pass_seconds
+            return self._pass(target, batch, context_tokens, context_tokens) + PASS_SECONDS
         verified = batch * self.speculation.verified_tokens
         pairs = context_tokens * self.speculation.verified_tokens
-        seconds = self._pass(target, verified, context_tokens, pairs) + self.efficiency.pass_seconds
+        seconds = self._pass(target, verified, context_tokens, pairs) + PASS_SECONDS
         if self.uses_draft_model:
             draft = self._pass(self.hardware.draft, batch, context_tokens, context_tokens)
-            return seconds + self.speculation.steps * (draft + self.efficiency.draft_pass_seconds)
+            return seconds + self.speculation.steps * (draft + DRAFT_PASS_SECONDS)
         return seconds + self.speculation.steps * self.speculation.draft_step_seconds
 
     def _prefill(self, model: Model, tokens: int, pairs: int) -> float:
@@ -126,8 +119,8 @@ class EngineTiming:
         moved = 2 * model.active_parameters + context_tokens * model.kv_bytes_per_token
         operations = 2 * model.active_parameters * tokens
         operations += 4 * model.layers * model.query_heads * model.head_size * pairs
-        by_bandwidth = moved / (gpus * self.hardware.gpu.bytes_per_second * self.efficiency.bandwidth)
-        by_compute = operations / (gpus * self.hardware.gpu.flops * self.efficiency.compute)
+        by_bandwidth = moved / (gpus * self.hardware.gpu.bytes_per_second * BANDWIDTH_SHARE)
+        by_compute = operations / (gpus * self.hardware.gpu.flops * COMPUTE_SHARE)
         return max(by_bandwidth, by_compute)
 
 

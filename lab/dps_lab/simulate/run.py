@@ -2,33 +2,32 @@
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation, decoding_load
 from dps_gateway.upstream.health import LOAD_INTERVAL_SECONDS as POLL_SECONDS
-from dps_lab.simulate.arrivals import Pattern, arrival_times
 from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
 from dps_lab.simulate.budget import Balancer
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
 from dps_lab.simulate.prompts import PlannedSession, PlannedTurn, plan_sessions
+from dps_lab.simulate.roofline import REQUEST_SECONDS
 from dps_lab.simulate.trace import SessionTrace
 from dps_local.emulated_sglang.scheduler import Sequence as Request
 
 
 @dataclass(frozen=True)
 class Load:
-    """How sessions arrive: closed loop (`concurrency`), open loop (`rate` per second, by a pattern), or as recorded."""
+    """How sessions arrive: closed loop (`concurrency`), open loop (Poisson, `rate` per second), or as recorded."""
 
     concurrency: int | None = None
     rate: float | None = None
-    pattern: Pattern = "poisson"
 
 
 @dataclass(frozen=True)
@@ -95,41 +94,27 @@ Event = Callable[[float], None]
 """An event, called with the time at which it occurs."""
 
 
-def simulate(
-    sessions: Sequence[SessionTrace],
-    scenario: Scenario,
-    first_prompts: Mapping[str, tuple[int, ...]] | None = None,
-) -> list[TurnResult]:
+def simulate(sessions: Sequence[SessionTrace], scenario: Scenario) -> list[TurnResult]:
     """Serve every session. Returns all turns in the order in which they ended. Deterministic for a seed.
-
-    first_prompts: as in `plan_sessions`.
 
     Raises TraceTooLong if a turn exceeds the KV cache, and ValueError if the weights exceed the GPU's memory.
     """
-    return _Simulation(sessions, scenario, first_prompts).run()
+    return _Simulation(sessions, scenario).run()
 
 
 class _Simulation:
     """One run over one fleet."""
 
-    def __init__(
-        self,
-        sessions: Sequence[SessionTrace],
-        scenario: Scenario,
-        first_prompts: Mapping[str, tuple[int, ...]] | None,
-    ) -> None:
+    def __init__(self, sessions: Sequence[SessionTrace], scenario: Scenario) -> None:
         groups = build_engines(scenario.fleet)
         self._gpus = [SharedGpu(group) for group in groups]
         engines = [engine for group in groups for engine in group]
         _check_lengths(sessions, min(engine.scheduler.capacity for engine in engines))
-        self._engines = engines
-        self._concurrency = scenario.load.concurrency
         self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
-        self._request_seconds = scenario.fleet.efficiency.request_seconds
         fleet = scenario.fleet
         self._balancer = None if fleet.budget is None else Balancer(fleet, fleet.budget, self._gateway)
-        self._sessions = plan_sessions(sessions, first_prompts)
+        self._sessions = plan_sessions(sessions)
         self._load = scenario.load
         self._seed = scenario.seed
         self._events: list[tuple[float, int, Event]] = []
@@ -156,22 +141,22 @@ class _Simulation:
         return self._results
 
     def _schedule_arrivals(self) -> None:
-        if self._concurrency is not None:
+        if self._load.concurrency is not None:
             self._at(0.0, self._fill)
             return
-        rng = random.Random(f"{self._seed}/arrivals")
         if self._load.rate is not None:
-            times = arrival_times(self._load.pattern, self._load.rate, len(self._sessions), rng)
+            rng = random.Random(f"{self._seed}/arrivals")
+            times = list(accumulate(rng.expovariate(self._load.rate) for _ in self._sessions))
         else:
             recorded = [session.trace.arrival_seconds or 0.0 for session in self._sessions]
             first = min(recorded)
-            times = (time - first for time in recorded)
+            times = [time - first for time in recorded]
         for session, time in zip(self._sessions, times, strict=True):
             self._at(time, partial(self._start, session))
 
     def _fill(self, now: float) -> None:
         """In a closed loop, start sessions until the intended number is in progress."""
-        while self._concurrency is not None and self._active < self._concurrency:
+        while self._load.concurrency is not None and self._active < self._load.concurrency:
             session = next(self._waiting, None)
             if session is None:
                 return
@@ -192,7 +177,6 @@ class _Simulation:
         """Let the balancer measure, and again after an interval if the simulation has not ended."""
         engine = balancer.measure(now)
         if engine is not None:
-            self._engines.append(engine)
             self._gpus.append(SharedGpu([engine]))
         if self._unfinished():
             self._at(now + BALANCE_SECONDS, partial(self._balance, balancer))
@@ -223,7 +207,7 @@ class _Simulation:
             active.plan.trace.id, number, turn, active.record, active.plan.trace.prefix or ""
         )
         flight = _InFlight(active, number, turn, placement, now)
-        self._at(now + self._request_seconds, partial(self._arrive, flight))
+        self._at(now + REQUEST_SECONDS, partial(self._arrive, flight))
 
     def _arrive(self, flight: _InFlight, now: float) -> None:
         """Submit a request to its engine, after fetching the prefix that a common cache has for it."""

@@ -1,6 +1,5 @@
 """Named workloads: length traces that come with the package. Their sources are in docs/lab.md."""
 
-import math
 import random
 from bisect import bisect
 from collections.abc import Mapping, Sequence
@@ -73,22 +72,6 @@ def toolbench_trace() -> list[SessionTrace]:
         SessionTrace(id=f"toolbench_shaped_{number}", turns=_turns(deltas, TOOLBENCH_OUTPUT_TOKENS, rng))
         for number, deltas in enumerate(toolbench_shaped())
     ]
-
-
-def parse_mixture(text: str) -> dict[float, float]:
-    """Shares of the sessions by acceptance probability, such as `0.35=1,0.85=3`, or one probability for all sessions.
-
-    Raises ValueError if the text is neither.
-    """
-    shares: dict[float, float] = {}
-    for part in text.split(","):
-        probability, _, share = part.partition("=")
-        shares[float(probability)] = float(share or 1)
-    if not all(0 <= probability <= 1 and 0 < share < math.inf for probability, share in shares.items()):
-        raise ValueError(
-            f"'{text}' has a probability that is not from 0 to 1, or a share that is not above 0"
-        )
-    return shares
 
 
 def mixed(

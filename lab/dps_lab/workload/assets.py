@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from dps_lab.workload.bfcl import CATEGORIES, FUNCTION_FILES
 from dps_local.assets import Asset, FetchError, cached, only_file, qwen_tokenizer, run_client
 
 BFCL_VERSION = "2026.3.23"
@@ -18,21 +19,9 @@ _BFCL_MEMBERS = (
     *(
         f"{_BFCL_DATA}{folder}BFCL_v4_multi_turn_{category}.json"
         for folder in ("", "possible_answer/")
-        for category in ("base", "miss_func", "miss_param", "long_context")
+        for category in CATEGORIES
     ),
-    *(
-        f"{_BFCL_DATA}multi_turn_func_doc/{name}.json"
-        for name in (
-            "gorilla_file_system",
-            "math_api",
-            "message_api",
-            "posting_api",
-            "ticket_api",
-            "trading_bot",
-            "travel_booking",
-            "vehicle_control",
-        )
-    ),
+    *(f"{_BFCL_DATA}multi_turn_func_doc/{name}.json" for name in FUNCTION_FILES.values()),
 )
 
 

@@ -6,23 +6,20 @@ truth as the assistant's answers.
 
 Details follow the benchmark's own harness (bfcl_eval.model_handler.utils): types have JSON Schema's names, the
 description includes the `response` schema, and a fixed user message is sent where a turn adds functions
-instead of a message. An answer is text in the benchmark's format, `[f(a=1), g(b='x')]`, or a message with
-`tool_calls`.
+instead of a message. An answer is text in the benchmark's format, `[f(a=1), g(b='x')]`.
 
-As rendered by SGLang 0.5.23 for Qwen2.5 with answers as text, ΔL is between 25 and 8,167 tokens with a median of
-75, L is between 3,718 and 8,444, and 72.4% of the turns have ΔL <= 128; the paper's Table 2 implies about 72%.
-With answers as tool calls, ΔL is between 27 and 8,167 with a median of 99, and the share is 64.8%. With minimal
-prompts (function documents unchanged, no message for turns without one, 23 tokens per answer), ΔL is between 28
-and 7,488 with a median of 69, L is between 3,394 and 7,771, and the share is 75.2%.
+As rendered by SGLang 0.5.23 for Qwen2.5, ΔL is between 25 and 8,167 tokens with a median of 75, L is between 3,718
+and 8,444, and 72.4% of the turns have ΔL <= 128; the paper's Table 2 implies about 72%. With minimal prompts (function
+documents unchanged, no message for turns without one, 23 tokens per answer), ΔL is between 28 and 7,488 with a median
+of 69, L is between 3,394 and 7,771, and the share is 75.2%.
 """
 
-import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from dps_lab.workload.sessions import Message, Session, Turn
+from dps_lab.workload.sessions import Session, Turn
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 
@@ -45,10 +42,8 @@ NO_CALL = "None of the functions can do this with what is given so far."
 
 _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 
-AnswerStyle = Literal["text", "tool_calls"]
 
-
-def load_bfcl(folder: Path, answers: AnswerStyle = "text") -> list[Session]:
+def load_bfcl(folder: Path) -> list[Session]:
     """The sessions of BFCL's multi-turn categories, in file order.
 
     folder: the folder from `assets.bfcl`. Raises OSError or ValueError if files are missing or invalid.
@@ -57,62 +52,27 @@ def load_bfcl(folder: Path, answers: AnswerStyle = "text") -> list[Session]:
         name: [_function(document) for document in _lines(folder / "multi_turn_func_doc" / f"{file}.json")]
         for name, file in FUNCTION_FILES.items()
     }
-    return [session for category in CATEGORIES for session in _category(folder, category, functions, answers)]
+    return [session for category in CATEGORIES for session in _category(folder, category, functions)]
 
 
 def _category(
-    folder: Path, category: str, functions: Mapping[str, Sequence[dict[str, Any]]], answers: AnswerStyle
+    folder: Path, category: str, functions: Mapping[str, Sequence[dict[str, Any]]]
 ) -> Iterator[Session]:
     file = f"BFCL_v4_multi_turn_{category}.json"
     truths = {entry["id"]: entry["ground_truth"] for entry in _lines(folder / "possible_answer" / file)}
     for entry in _lines(folder / file):
         used = [function for name in entry["involved_classes"] for function in functions[name]]
-        parameters = {function["name"]: list(function["parameters"]["properties"]) for function in used}
         yield Session(
             id=entry["id"],
             tools=[{"type": "function", "function": function} for function in used],
             turns=[
                 Turn(
                     messages=messages or [{"role": "user", "content": NEW_FUNCTIONS}],
-                    answer=_text_answer(calls)
-                    if answers == "text"
-                    else _call_answer(calls, number, parameters),
+                    answer={"role": "assistant", "content": f"[{', '.join(calls)}]" if calls else NO_CALL},
                 )
-                for number, (messages, calls) in enumerate(
-                    zip(entry["question"], truths[entry["id"]], strict=True)
-                )
+                for messages, calls in zip(entry["question"], truths[entry["id"]], strict=True)
             ],
         )
-
-
-def _text_answer(calls: Sequence[str]) -> Message:
-    return {"role": "assistant", "content": f"[{', '.join(calls)}]" if calls else NO_CALL}
-
-
-def _call_answer(calls: Sequence[str], turn: int, parameters: Mapping[str, Sequence[str]]) -> Message:
-    if not calls:
-        return {"role": "assistant", "content": NO_CALL}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": f"call_{turn}_{index}", "type": "function", "function": _call(call, parameters)}
-            for index, call in enumerate(calls)
-        ],
-    }
-
-
-def _call(source: str, parameters: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Convert a call of the ground truth, Python such as `sort('final_report.pdf')`, to OpenAI's format."""
-    call = ast.parse(source, mode="eval").body
-    if not isinstance(call, ast.Call):
-        raise ValueError(f"not a call: {source}")
-    name = ast.unparse(call.func)
-    arguments = dict(zip(parameters[name], map(ast.literal_eval, call.args), strict=False))
-    arguments |= {
-        keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None
-    }
-    return {"name": name, "arguments": json.dumps(arguments)}
 
 
 def _function(document: Mapping[str, Any]) -> dict[str, Any]:

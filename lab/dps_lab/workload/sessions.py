@@ -91,11 +91,6 @@ def load_sessions(path: Path) -> list[Session]:
         ) from None
 
 
-def dump_sessions(sessions: Iterable[Session]) -> str:
-    """The sessions as JSONL text, which `parse_sessions` parses to equal sessions."""
-    return "".join(session.model_dump_json(exclude_defaults=True) + "\n" for session in sessions)
-
-
 def _first(error: ValidationError) -> str:
     detail: Mapping[str, Any] = error.errors(include_url=False, include_input=False)[0]
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")

@@ -6,10 +6,9 @@ of Table 3.
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 from dps_lab.workload.sessions import Message, Session, Turn
+from dps_local.emulated_sglang.prompt import Prompts
 
 SESSIONS = 150
 TURNS = 592
@@ -33,33 +32,7 @@ CUMULATIVE_TURNS = {
 _LARGEST_SESSION = [4026, 2041, 1530, 595]  # has the largest ΔL, and ends with the longest prompt
 _SMALLEST_DELTA = 58
 _ANSWER = "I looked that up with the tools I have, and this is what came back for the request."
-_WORDS = [
-    "the",
-    "result",
-    "of",
-    "each",
-    "request",
-    "shows",
-    "that",
-    "one",
-    "more",
-    "search",
-    "may",
-    "be",
-    "needed",
-]
-
-
-class TokenCounter(Protocol):
-    """The token counts that text generation requires."""
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-        """L: the tokens of a chat prompt."""
-        ...
-
-    def text_tokens(self, text: str) -> int:
-        """The tokens of a text."""
-        ...
+_SENTENCE = "the result of each request shows that one more search may be needed"
 
 
 def toolbench_shaped(seed: int = 0) -> list[list[int]]:
@@ -102,7 +75,7 @@ def _draw(rng: random.Random) -> tuple[list[int], list[int]]:
     return small, large
 
 
-def toolbench_sessions(counter: TokenCounter, seed: int = 0) -> list[Session]:
+def toolbench_sessions(prompts: Prompts, seed: int = 0) -> list[Session]:
     """Sessions of filler text whose prompts have exactly the lengths of `toolbench_shaped(seed)`.
 
     This works for byte-level BPE with Qwen's pre-tokenization. Raises ValueError for other tokenizers.
@@ -116,23 +89,24 @@ def toolbench_sessions(counter: TokenCounter, seed: int = 0) -> list[Session]:
         length = 0
         for delta in deltas:
             length += delta
-            frame = counter.prompt_tokens([*history, {"role": "user", "content": ""}])
-            message: Message = {"role": "user", "content": text_of(length - frame, counter, rng)}
+            frame = prompts.prompt_tokens([*history, {"role": "user", "content": ""}])
+            message: Message = {"role": "user", "content": text_of(length - frame, prompts, rng)}
             history += [message, answer]
             turns.append(Turn(messages=[message], answer=answer))
-        if counter.prompt_tokens(history[:-1]) != length:
+        if prompts.prompt_tokens(history[:-1]) != length:
             raise ValueError(f"with this tokenizer, session {number} does not have exactly {length} tokens")
         sessions.append(Session(id=f"toolbench_shaped_{number}", turns=turns))
     return sessions
 
 
-def text_of(tokens: int, counter: TokenCounter, rng: random.Random) -> str:
+def text_of(tokens: int, prompts: Prompts, rng: random.Random) -> str:
     """Random words with exactly this number of tokens. Raises ValueError if the tokenizer does not allow it."""
-    costs = {word: counter.text_tokens(f" {word}") for word in _WORDS}
+    choices = _SENTENCE.split()
+    costs = {word: prompts.text_tokens(f" {word}") for word in choices}
     single = [word for word, cost in costs.items() if cost == 1]
     words: list[str] = []
     while tokens > 0:
-        word = rng.choice(_WORDS if tokens >= max(costs.values()) else single or _WORDS)
+        word = rng.choice(choices if tokens >= max(costs.values()) else single or choices)
         words.append(word)
         tokens -= costs[word]
     if tokens < 0:

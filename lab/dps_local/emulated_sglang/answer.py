@@ -27,7 +27,8 @@ class Form(ABC):
     ending = b"data: [DONE]\n\n"
     named_events = False
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._written: dict[int, int] = {}
 
     @abstractmethod
@@ -53,6 +54,10 @@ class Form(ABC):
     @abstractmethod
     def refused(self, message: str, status: int) -> RefusedError:
         """The error for a request that the engine refuses."""
+
+    def cached_tokens(self, output: Output) -> int:
+        """The cached tokens of a prompt, as usage reports them: 0 without --enable-cache-report."""
+        return output.sequence.cached_tokens if self._engine.settings.enable_cache_report else 0
 
     def new_text(self, output: Output) -> str:
         """The text of a choice since its last output that this method was called for."""
@@ -110,10 +115,10 @@ def cached_tokens_details(sequence: EngineSequence, engine: Engine) -> dict[str,
 
 def accepted_drafts(output: Output, engine: Engine) -> dict[str, Any]:
     """How many drafts of a sequence were accepted; empty if none were verified."""
-    sequence = output.sequence
-    if not sequence.verify_steps:
+    sequence, speculation = output.sequence, engine.settings.time_model.speculation
+    if speculation is None or not sequence.verify_steps:
         return {}
-    proposed = sequence.verify_steps * (engine.draft_tokens - 1)
+    proposed = sequence.verify_steps * (speculation.draft_tokens - 1)
     return {
         "spec_accept_rate": sequence.accepted_drafts / proposed if proposed else 0.0,
         "spec_accept_length": output.tokens / sequence.verify_steps,

@@ -2,27 +2,10 @@
 
 import asyncio
 import time
-from typing import Protocol
 
 
-class Clock(Protocol):
-    """A clock in emulated seconds."""
-
-    def now(self) -> float:
-        """Emulated seconds since the clock was created."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds` of emulated time."""
-
-    async def wait(self, seconds: float) -> None:
-        """Wait for `seconds` of emulated time while the engine executes steps."""
-
-    def idle(self) -> None:
-        """Record that the engine was idle until now."""
-
-
-class ScaledClock:
-    """Real time, `speed` times faster.
+class Clock:
+    """A clock in emulated seconds: real time, `speed` times faster.
 
     An event loop cannot sleep for much less than a millisecond, but at high speed a decode step is far
     shorter. Each sleep therefore ends at a deadline computed from the previous deadline, not from now: short
@@ -39,15 +22,18 @@ class ScaledClock:
         self._deadline = self._start
 
     def now(self) -> float:
+        """Emulated seconds since the clock was created."""
         return (time.perf_counter() - self._start) * self._speed
 
     async def sleep(self, seconds: float) -> None:
+        """Sleep for `seconds` of emulated time."""
         real_now = time.perf_counter()
         self._deadline = max(self._deadline, real_now - self.MAX_DEBT_SECONDS) + seconds / self._speed
         left = self._deadline - real_now
         await asyncio.sleep(left if left >= self.SHORTEST_SLEEP_SECONDS else 0)
 
     async def wait(self, seconds: float) -> None:
+        """Wait for `seconds` of emulated time while the engine executes steps."""
         await asyncio.sleep(seconds / self._speed)
 
     def idle(self) -> None:

@@ -12,8 +12,10 @@ from uuid import uuid4
 from dps_local.emulated_sglang.clock import Clock
 from dps_local.emulated_sglang.generation import AnswerPlanner, SamplingParams
 from dps_local.emulated_sglang.metrics import EngineMetrics
+from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.radix import SHARED, Namespace
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, StepKind
+from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.storage import Storage
 
 ACCEPTANCE: Final[ContextVar[float | None]] = ContextVar("acceptance", default=None)
@@ -67,22 +69,22 @@ class _Listener:
 class Engine:
     """Runs prompts. Call `start` and `stop` in the event loop that serves the requests."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        planner: AnswerPlanner,
-        clock: Clock,
-        metrics: EngineMetrics,
-        context_length: int,
-        draft_tokens: int,
-        storage: Storage | None = None,
-    ) -> None:
-        self.scheduler = scheduler
-        self.metrics = metrics
-        self.context_length = context_length
-        self.draft_tokens = draft_tokens
-        self.storage = storage
-        self._planner = planner
+    def __init__(self, settings: EngineSettings, prompts: Prompts, clock: Clock) -> None:
+        storage = settings.storage
+        self.settings = settings
+        self.prompts = prompts
+        self.scheduler = Scheduler(
+            settings.time_model,
+            settings.max_total_tokens,
+            settings.max_running_requests,
+            serialized=settings.serialized_speculation and settings.time_model.speculation is not None,
+            page_tokens=settings.page_tokens,
+            draft_refill=storage is not None and storage.draft_refill,
+            max_queued=settings.max_queued_requests,
+        )
+        self.metrics = EngineMetrics(settings)
+        self.storage = Storage(storage, self.metrics.count_pages) if storage else None
+        self._planner = AnswerPlanner(prompts.vocabulary(), settings.seed)
         self._clock = clock
         self._work = asyncio.Event()
         self._listeners: dict[str, _Listener] = {}
@@ -154,7 +156,7 @@ class Engine:
                 self.abort(rid)
 
     def _sequence(self, request: EngineRequest, sample: int) -> Sequence:
-        prompt, params = request.prompt, request.params
+        prompt, params, longest = request.prompt, request.params, self.settings.context_length
         rid = request.rid if request.rid and params.n == 1 else uuid4().hex
         if rid in self._listeners:
             raise RequestError(f"Duplicate request ID detected: {rid}")
@@ -162,20 +164,19 @@ class Engine:
             raise RequestError(problem)
         if not prompt:
             raise RequestError("The prompt is empty.")
-        if len(prompt) >= self.context_length:
+        if len(prompt) >= longest:
             raise RequestError(
-                f"The input ({len(prompt)} tokens) is longer than the model's context length "
-                f"({self.context_length} tokens)."
+                f"The input ({len(prompt)} tokens) is longer than the model's context length ({longest} tokens)."
             )
         requested = params.max_new_tokens
-        if requested is not None and len(prompt) + requested > self.context_length:
+        if requested is not None and len(prompt) + requested > longest:
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of "
-                f"{self.context_length} tokens. You requested a total of {len(prompt) + requested} tokens: "
+                f"{longest} tokens. You requested a total of {len(prompt) + requested} tokens: "
                 f"{len(prompt)} tokens from the input messages and {requested} tokens for the completion. Please "
                 "reduce the number of tokens in the input messages or the completion to fit within the limit."
             )
-        room = min(self.context_length, self.scheduler.capacity) - len(prompt) - 1
+        room = min(longest, self.scheduler.capacity) - len(prompt) - 1
         if room < 0:
             raise RequestError(f"Request prompt exceeds the KV memory budget: input_len={len(prompt)}.")
         plan = self._planner.plan(prompt, params, room, sample)

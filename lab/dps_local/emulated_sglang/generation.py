@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MEAN_ANSWER_TOKENS = 96.0
+"""The mean length of an answer that no limit cuts short."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -64,17 +67,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class AnswerPlanner:
-    """Plans answers. Without a limit, their length in tokens is geometric with mean `mean_tokens`."""
+    """Plans answers. Without a limit, their length in tokens is geometric with mean MEAN_ANSWER_TOKENS."""
 
     vocabulary: Vocabulary
     seed: int
-    mean_tokens: float
 
     def plan(self, prompt: Sequence[int], params: SamplingParams, room: int, choice: int) -> Plan:
         """The answer to `prompt`, of at most `room` tokens. `choice` is its index among `n` parallel answers."""
         limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         rng = random.Random(self._digest(prompt, choice))
-        natural = 1 + int(rng.expovariate(1 / self.mean_tokens))
+        natural = 1 + int(rng.expovariate(1 / MEAN_ANSWER_TOKENS))
         ends = not params.ignore_eos and natural < limit
         words = rng.choices(self.vocabulary.token_ids, k=natural - 1 if ends else limit)
         text, text_ends = "", []

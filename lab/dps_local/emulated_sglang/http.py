@@ -35,7 +35,8 @@ class BadBodyError(Exception):
     """
 
     def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(_validation_message(problems))
+        count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
+        super().__init__(f"{count}:\n" + "\n".join(f"  {problem}" for problem in problems))
         self.problems = problems
 
 
@@ -92,11 +93,6 @@ async def off_loop_if_long(
     if (request.content_length or 0) > LONG_BODY_BYTES:
         return await asyncio.to_thread(work, argument)
     return work(argument)
-
-
-def _validation_message(errors: Any) -> str:
-    count = f"{len(errors)} validation error{'s' if len(errors) > 1 else ''}"
-    return f"{count}:\n" + "\n".join(f"  {error}" for error in errors)
 
 
 class EventStream:

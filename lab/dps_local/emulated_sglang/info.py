@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from dps_local.emulated_sglang.driver import Engine
 from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.http import error_response, json_response, read_body
-from dps_local.emulated_sglang.settings import VERSION, EngineSettings
+from dps_local.emulated_sglang.settings import VERSION
 from dps_sglang.cache_salt import ANNOUNCEMENT, SALT_HEADER
 
 
@@ -23,9 +23,9 @@ class AbortRequest(BaseModel):
 class InfoEndpoints:
     """All endpoints except inference."""
 
-    def __init__(self, engine: Engine, settings: EngineSettings, faults: FaultInjection) -> None:
+    def __init__(self, engine: Engine, faults: FaultInjection) -> None:
         self._engine = engine
-        self._settings = settings
+        self._settings = engine.settings
         self._faults = faults
         self._started = int(time.time())
 

@@ -22,7 +22,6 @@ from dps_local.emulated_sglang.http import (
     read_body,
 )
 from dps_local.emulated_sglang.openai_api import problem_of_chat, requests_of
-from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.protocol import ChatRequest, MaxTokens
 from dps_sglang.cache_salt import SALT_HEADER
 
@@ -54,16 +53,14 @@ class MessagesRequest(CountRequest):
 class MessagesEndpoints:
     """The endpoints of Anthropic's Messages API of one engine."""
 
-    def __init__(self, engine: Engine, prompts: Prompts, cache_report: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._prompts = prompts
-        self._cache_report = cache_report
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
         request = await _read(http, MessagesRequest)
         chat, prompt = await self._chat(http, request, request.sampling_fields())
-        form = _Form(request.model, self._cache_report)
+        form = _Form(request.model, self._engine)
         return await answer(http, self._engine, requests_of(chat, [prompt]), chat.stream, form)
 
     async def count_tokens(self, http: web.Request) -> web.Response:
@@ -75,15 +72,17 @@ class MessagesEndpoints:
         self, http: web.Request, request: CountRequest, fields: dict[str, Any]
     ) -> tuple[ChatRequest, tuple[int, ...]]:
         """The chat request and its prompt. Raises RefusedError."""
-        inline_system = self._prompts.renders_inline_system
+        prompts = self._engine.prompts
         try:
-            chat = chat_request(request.model_dump(), inline_system=inline_system, reasoning=False)
+            chat = chat_request(
+                request.model_dump(), inline_system=prompts.renders_inline_system, reasoning=False
+            )
             # As SGLang with the plugin dps_sglang, which an engine needs if several tenants use it.
             salt = {"cache_salt": http.headers.get(SALT_HEADER)}
             converted = ChatRequest.model_validate(chat | fields | salt)
             if problem := problem_of_chat(converted):
                 raise _refused(problem)
-            return converted, await off_loop_if_long(http, self._prompts.encode_chat, converted)
+            return converted, await off_loop_if_long(http, prompts.encode_chat, converted)
         except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
             raise _refused(str(error)) from error
 
@@ -92,10 +91,9 @@ class _Form(Form):
     ending = b""
     named_events = True
 
-    def __init__(self, model: str, cache_report: bool) -> None:
-        super().__init__()
+    def __init__(self, model: str, engine: Engine) -> None:
+        super().__init__(engine)
         self._model = model
-        self._cache_report = cache_report
         self._last: Output | None = None
         self._started = False
 
@@ -148,7 +146,7 @@ class _Form(Form):
 
     def _prompt_usage(self, output: Output) -> dict[str, int]:
         """Usage of the prompt, in which `input_tokens` excludes the cached tokens."""
-        cached = output.sequence.cached_tokens if self._cache_report else 0
+        cached = self.cached_tokens(output)
         usage = {"input_tokens": output.sequence.prompt_tokens - cached}
         return usage | {"cache_read_input_tokens": cached} if cached else usage
 

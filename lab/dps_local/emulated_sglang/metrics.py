@@ -3,50 +3,50 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, Step, StepKind
+from dps_local.emulated_sglang.settings import EngineSettings
 
 STAGE_LATENCY = tuple(0.001 * 1.62**power for power in range(30))
 STORAGE_BANDWIDTH = (0.1, 0.5, 1, 5, 10, 50, 100)
 KV_BYTES_PER_TOKEN = 57_344
 """Those of Qwen2.5-7B with 16 bits."""
 ENGINE_LABELS = {"engine_type": "unified"}
+BY_STREAMING = (*ENGINE_LABELS, "is_streaming")
 SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
 
 class EngineMetrics:
     """One engine's metrics."""
 
-    def __init__(self, model_name: str, capacity: int, shared_pages: str | None = None) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self.registry = CollectorRegistry()
-        self._model = model_name
-        self._capacity = capacity
+        self._model = settings.served_model_name
+        self._capacity = capacity = settings.max_total_tokens
         self._running = self._gauge("num_running_reqs", "The number of running requests.")
         self._queued = self._gauge("num_queue_reqs", "The number of requests in the waiting queue.")
         self._usage = self._gauge("token_usage", "The token usage.")
         self._spec_length = self._gauge("spec_accept_length", "Mean acceptance length, bonus token included.")
         self._gauge("max_total_num_tokens", "Capacity of the KV cache pool in tokens.").set(capacity)
-        self._prompt = self._counter("prompt_tokens_total", "Number of prefill tokens processed.", True)
+        self._prompt = self._counter(
+            "prompt_tokens_total", "Number of prefill tokens processed.", *BY_STREAMING
+        )
         self._generated = self._counter(
-            "generation_tokens_total", "Number of generation tokens processed.", True
+            "generation_tokens_total", "Number of generation tokens processed.", *BY_STREAMING
         )
         self._verified = self._counter(
-            "spec_verify_calls_total", "Number of speculative decoding verification calls.", False
+            "spec_verify_calls_total", "Number of speculative decoding verification calls.", *ENGINE_LABELS
         )
-        self._requests = self._counter("num_requests_total", "Number of requests processed.", True)
-        self._aborted = self._counter("num_aborted_requests_total", "Number of requests aborted.", False)
-        self._cached = Counter(
-            "sglang:cached_tokens_total",
-            "Number of cached prompt tokens by source.",
-            ("model_name", *ENGINE_LABELS, "cache_source"),
-            registry=self.registry,
+        self._requests = self._counter("num_requests_total", "Number of requests processed.", *BY_STREAMING)
+        self._aborted = self._counter(
+            "num_aborted_requests_total", "Number of requests aborted.", *ENGINE_LABELS
+        )
+        self._cached = self._counter(
+            "cached_tokens_total", "Number of cached prompt tokens by source.", *ENGINE_LABELS, "cache_source"
         )
         self._gauge("kv_cache_memory_usage_gb", "The memory of the KV cache in GiB.").set(
             capacity * KV_BYTES_PER_TOKEN / 2**30
         )
-        self._realtime = Counter(
-            "sglang:realtime_tokens_total",
-            "Total number of tokens processed.",
-            ("model_name", *SCHEDULER_LABELS, "mode"),
-            registry=self.registry,
+        self._realtime = self._counter(
+            "realtime_tokens_total", "Total number of tokens processed.", *SCHEDULER_LABELS, "mode"
         )
         self._stages = Histogram(
             "sglang:per_stage_req_latency_seconds",
@@ -55,8 +55,14 @@ class EngineMetrics:
             buckets=STAGE_LATENCY,
             registry=self.registry,
         )
-        if shared_pages is not None:
-            self._shares(shared_pages)
+        if settings.storage is not None:  # as the plugin dps_sglang
+            sharing = Gauge(
+                "dps_prefix_cache_sharing",
+                "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
+                ["pages", "problem"],
+                registry=self.registry,
+            )
+            sharing.labels(settings.storage.folder.name, "").set(1)
         self._prefetch: Histogram | None = None
         self._pages: Counter | None = None
 
@@ -68,16 +74,6 @@ class EngineMetrics:
             for _ in step.sequences:
                 self._stages.labels(**labels, stage="prefill_forward").observe(step.seconds)
         self.observe_load(scheduler)
-
-    def _shares(self, pages: str) -> None:
-        """Export the metric of the plugin dps_sglang."""
-        gauge = Gauge(
-            "dps_prefix_cache_sharing",
-            "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
-            ["pages", "problem"],
-            registry=self.registry,
-        )
-        gauge.labels(pages, "").set(1)
 
     def count_pages(self, outcome: str, pages: int) -> None:
         """Count pages of the common prefix cache in the metric of the plugin dps_sglang."""
@@ -135,6 +131,5 @@ class EngineMetrics:
         gauge = Gauge(f"sglang:{name}", help_text, ("model_name", *SCHEDULER_LABELS), registry=self.registry)
         return gauge.labels(model_name=self._model, **SCHEDULER_LABELS)
 
-    def _counter(self, name: str, help_text: str, by_streaming: bool) -> Counter:
-        labels = ("model_name", *ENGINE_LABELS, *(("is_streaming",) if by_streaming else ()))
-        return Counter(f"sglang:{name}", help_text, labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"sglang:{name}", help_text, ("model_name", *labels), registry=self.registry)

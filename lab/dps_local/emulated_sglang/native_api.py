@@ -16,16 +16,14 @@ from dps_local.emulated_sglang.http import (
     off_loop_if_long,
     read_body,
 )
-from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.protocol import GenerateRequest, GenerateSampling
 
 
 class NativeEndpoints:
     """The native endpoint of one engine."""
 
-    def __init__(self, engine: Engine, prompts: Prompts) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._prompts = prompts
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         """POST or PUT /generate."""
@@ -42,7 +40,7 @@ class NativeEndpoints:
             raise ValueError("Either text, input_ids or input_embeds should be provided.")
         inputs = request.input_ids if request.text is None else request.text
         assert inputs is not None
-        prompts, batched = self._prompts.encode_inputs(inputs)
+        prompts, batched = self._engine.prompts.encode_inputs(inputs)
         requested = request.sampling_params or GenerateSampling()
         sampling = requested if isinstance(requested, list) else [requested] * len(prompts)
         if len(sampling) != len(prompts):
@@ -57,8 +55,7 @@ class NativeEndpoints:
 
 class _Form(Form):
     def __init__(self, engine: Engine, batched: bool) -> None:
-        super().__init__()
-        self._engine = engine
+        super().__init__(engine)
         self._batched = batched
 
     def whole(self, finals: Sequence[Output]) -> Any:

@@ -17,7 +17,6 @@ from dps_local.emulated_sglang.http import (
     off_loop_if_long,
     read_body,
 )
-from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -29,10 +28,8 @@ from dps_local.emulated_sglang.protocol import (
 class OpenAIEndpoints:
     """The OpenAI endpoints of one engine."""
 
-    def __init__(self, engine: Engine, prompts: Prompts, cache_report: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._prompts = prompts
-        self._cache_report = cache_report
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
@@ -40,19 +37,20 @@ class OpenAIEndpoints:
         if problem := problem_of_chat(request):
             raise _refused(problem)
         try:
-            prompt = await off_loop_if_long(http, self._prompts.encode_chat, request)
+            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, request)
         except ValueError as error:
             raise _refused(str(error), "BadRequest") from error
-        form = _ChatForm(request, self._engine, self._cache_report)
+        form = _ChatForm(request, self._engine)
         return await answer(http, self._engine, requests_of(request, [prompt]), request.stream, form)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         request = await read_body(http, CompletionRequest)
-        prompts, batched = await off_loop_if_long(http, self._prompts.encode_inputs, request.prompt)
+        encode = self._engine.prompts.encode_inputs
+        prompts, batched = await off_loop_if_long(http, encode, request.prompt)
         if not all(prompts) or not prompts:
             raise _refused("Prompt cannot be empty")
-        form = _CompletionForm(request, self._engine, self._cache_report, self._echoes(request, prompts))
+        form = _CompletionForm(request, self._engine, self._echoes(request, prompts))
         requests = requests_of(request, prompts, batched=batched)
         return await answer(http, self._engine, requests, request.stream, form)
 
@@ -61,7 +59,7 @@ class OpenAIEndpoints:
             return [""] * len(prompts)
         texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         return [
-            text if isinstance(text, str) else self._prompts.decode(list(prompt))
+            text if isinstance(text, str) else self._engine.prompts.decode(list(prompt))
             for text, prompt in zip(texts, prompts, strict=False)
         ]
 
@@ -98,11 +96,9 @@ class _Form(Form):
     kind: str
     chunk_kind: str
 
-    def __init__(self, request: OpenAIRequest, engine: Engine, cache_report: bool) -> None:
-        super().__init__()
+    def __init__(self, request: OpenAIRequest, engine: Engine) -> None:
+        super().__init__(engine)
         self._request = request
-        self._engine = engine
-        self._cache_report = cache_report
         self._created = int(time.time())
         self._last: dict[int, Output] = {}
 
@@ -161,15 +157,15 @@ class _Form(Form):
 
     def _usage(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """Usage of several choices. A prompt counts once for its `n` choices."""
-        prompts = [output.sequence for output in outputs[:: self._request.n]]
-        prompt_tokens = sum(sequence.prompt_tokens for sequence in prompts)
+        prompts = outputs[:: self._request.n]
+        prompt_tokens = sum(output.sequence.prompt_tokens for output in prompts)
         completion_tokens = sum(output.tokens for output in outputs)
-        cached = sum(sequence.cached_tokens for sequence in prompts)
+        cached = {"cached_tokens": sum(map(self.cached_tokens, prompts))}
         return {
             "prompt_tokens": prompt_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "completion_tokens": completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached} if self._cache_report else None,
+            "prompt_tokens_details": cached if self._engine.settings.enable_cache_report else None,
             "reasoning_tokens": 0,
             "completion_tokens_details": None,
         }
@@ -204,10 +200,8 @@ class _ChatForm(_Form):
 class _CompletionForm(_Form):
     kind = chunk_kind = "text_completion"
 
-    def __init__(
-        self, request: CompletionRequest, engine: Engine, cache_report: bool, echoes: list[str]
-    ) -> None:
-        super().__init__(request, engine, cache_report)
+    def __init__(self, request: CompletionRequest, engine: Engine, echoes: list[str]) -> None:
+        super().__init__(request, engine)
         self._echoes = echoes
 
     def _choice(self, output: Output) -> dict[str, Any]:

@@ -5,6 +5,7 @@ so the two share no counting code.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -57,6 +58,11 @@ class Prompts:
         return [
             tuple(self._tokenizer.encode(item) if isinstance(item, str) else item) for item in batch
         ], True
+
+    def prompt_tokens(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> int:
+        """L: the number of tokens of a chat's rendered prompt, including tools and generation prompt."""
+        chat = {"messages": messages, "tools": list(tools) or None}
+        return len(self.encode_chat(ChatRequest.model_validate(chat)))
 
     def text_tokens(self, text: str) -> int:
         """The number of tokens of a text, without adding special tokens."""

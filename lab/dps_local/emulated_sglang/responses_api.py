@@ -26,7 +26,6 @@ from dps_local.emulated_sglang.http import (
     read_body,
 )
 from dps_local.emulated_sglang.openai_api import problem_of_chat, requests_of
-from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.protocol import CacheFields, ChatRequest
 
 RESERVED_TOKENS = 2
@@ -87,20 +86,9 @@ Store = Callable[[ResponsesRequest, dict[str, Any]], None]
 class ResponsesEndpoints:
     """The endpoints of OpenAI's Responses API of one engine, and its response store."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        prompts: Prompts,
-        model: str,
-        *,
-        cache_report: bool,
-        stores: bool,
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._prompts = prompts
-        self._model = model
-        self._cache_report = cache_report
-        self._stores = stores
+        self._stores = engine.settings.enable_response_store
         self._stored: dict[str, dict[str, Any]] = {}
         self._items: dict[str, list[dict[str, Any]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -109,7 +97,7 @@ class ResponsesEndpoints:
         """POST /v1/responses."""
         request = await _read(http)
         requests = await self._requests(http, request)
-        form = _Form(request, self._cache_report, self._store)
+        form = _Form(request, self._engine, self._store)
         if not request.background or request.stream:
             return await answer(http, self._engine, requests, bool(request.stream), form)
         queued = _response(request, "queued")
@@ -164,7 +152,10 @@ class ResponsesEndpoints:
         for field in ("previous_response_id", "background"):
             if getattr(request, field) and not self._stores:
                 raise _refused(STORE_DISABLED, param=field)
-        if request.model is not None and request.model.partition(":")[0] != self._model:
+        if (
+            request.model is not None
+            and request.model.partition(":")[0] != self._engine.settings.served_model_name
+        ):
             message = f"The model '{request.model}' does not exist"
             raise _refused(message, status=404, param="model")
         items = request.items
@@ -173,7 +164,7 @@ class ResponsesEndpoints:
             items = [*self._items[request.previous_response_id], *items]
         try:
             body = request.model_dump() | {"input": items}
-            fields = chat_request(body, inline_system=self._prompts.renders_inline_system)
+            fields = chat_request(body, inline_system=self._engine.prompts.renders_inline_system)
             chat = ChatRequest.model_validate(fields | request.sampling_fields())
             if not chat.messages:
                 raise _refused(
@@ -181,7 +172,7 @@ class ResponsesEndpoints:
                 )
             if problem := problem_of_chat(chat):
                 raise _refused(problem)
-            prompt = await off_loop_if_long(http, self._prompts.encode_chat, chat)
+            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, chat)
             return requests_of(chat, [prompt])
         except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
             raise _refused(str(error)) from error
@@ -199,10 +190,9 @@ class _Form(Form):
     ending = b""
     named_events = True
 
-    def __init__(self, request: ResponsesRequest, cache_report: bool, store: Store) -> None:
-        super().__init__()
+    def __init__(self, request: ResponsesRequest, engine: Engine, store: Store) -> None:
+        super().__init__(engine)
         self._request = request
-        self._cache_report = cache_report
         self._store = store
         self._numbers = itertools.count()
         self._last: Output | None = None
@@ -256,11 +246,10 @@ class _Form(Form):
         reason = output.sequence.finish_reason
         assert reason is not None
         status = STATUSES[reason["type"]]
-        cached_tokens = output.sequence.cached_tokens if self._cache_report else 0
         response = _response(self._request, status) | {
             "error": {"code": "server_error", "message": reason["message"]} if status == "failed" else None,
             "output": [item] if item else [],
-            "usage": _usage(output.sequence.prompt_tokens, output.tokens, cached_tokens),
+            "usage": _usage(output.sequence.prompt_tokens, output.tokens, self.cached_tokens(output)),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         }
         self._store(self._request, response)

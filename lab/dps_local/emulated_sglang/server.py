@@ -7,22 +7,18 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from dps_local.emulated_sglang.clock import Clock, ScaledClock
+from dps_local.emulated_sglang.clock import Clock
 from dps_local.emulated_sglang.driver import Engine
 from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.flags import parse
-from dps_local.emulated_sglang.generation import AnswerPlanner
 from dps_local.emulated_sglang.http import Handler, acceptance, errors, require_api_key, starlette_headers
 from dps_local.emulated_sglang.info import InfoEndpoints
 from dps_local.emulated_sglang.messages_api import MessagesEndpoints
-from dps_local.emulated_sglang.metrics import EngineMetrics
 from dps_local.emulated_sglang.native_api import NativeEndpoints
 from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.responses_api import ResponsesEndpoints
-from dps_local.emulated_sglang.scheduler import Scheduler
-from dps_local.emulated_sglang.settings import MEAN_ANSWER_TOKENS, EngineSettings
-from dps_local.emulated_sglang.storage import Storage
+from dps_local.emulated_sglang.settings import EngineSettings
 
 ENGINE = web.AppKey("engine", Engine)
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -37,7 +33,7 @@ def create_app(
     disconnect aborts the request, streaming or not.
     """
     prompts = prompts or Prompts.load(settings.tokenizer_path)
-    engine = _engine(settings, prompts, clock or ScaledClock(settings.speed))
+    engine = Engine(settings, prompts, clock or Clock(settings.speed))
     faults = FaultInjection(engine.storage)
     keys = [require_api_key(settings.api_key)] if settings.api_key else []
     app = web.Application(
@@ -53,17 +49,11 @@ def create_app(
         await engine.stop()
 
     app.cleanup_ctx.append(running)
-    openai = OpenAIEndpoints(engine, prompts, settings.enable_cache_report)
-    messages = MessagesEndpoints(engine, prompts, settings.enable_cache_report)
-    responses = ResponsesEndpoints(
-        engine,
-        prompts,
-        settings.served_model_name,
-        cache_report=settings.enable_cache_report,
-        stores=settings.enable_response_store,
-    )
-    native = NativeEndpoints(engine, prompts)
-    info = InfoEndpoints(engine, settings, faults)
+    openai = OpenAIEndpoints(engine)
+    messages = MessagesEndpoints(engine)
+    responses = ResponsesEndpoints(engine)
+    native = NativeEndpoints(engine)
+    info = InfoEndpoints(engine, faults)
     app.add_routes(
         [
             web.post("/v1/chat/completions", openai.chat),
@@ -96,33 +86,6 @@ def create_app(
 def _get(path: str, handler: Handler) -> web.RouteDef:
     """A route for GET requests. As in SGLang's FastAPI application, HEAD requests are answered with 405."""
     return web.get(path, handler, allow_head=False)
-
-
-def _engine(settings: EngineSettings, prompts: Prompts, clock: Clock) -> Engine:
-    speculation = settings.time_model.speculation
-    scheduler = Scheduler(
-        settings.time_model,
-        settings.max_total_tokens,
-        settings.max_running_requests,
-        serialized=settings.serialized_speculation and speculation is not None,
-        page_tokens=settings.page_tokens,
-        draft_refill=settings.storage is not None and settings.storage.draft_refill,
-        max_queued=settings.max_queued_requests,
-    )
-    metrics = EngineMetrics(
-        settings.served_model_name,
-        settings.max_total_tokens,
-        settings.storage.folder.name if settings.storage else None,
-    )
-    return Engine(
-        scheduler,
-        AnswerPlanner(prompts.vocabulary(), settings.seed, MEAN_ANSWER_TOKENS),
-        clock,
-        metrics,
-        settings.context_length,
-        speculation.draft_tokens if speculation else 1,
-        Storage(settings.storage, metrics.count_pages) if settings.storage else None,
-    )
 
 
 async def serve(settings: EngineSettings) -> None:

@@ -9,9 +9,6 @@ from dps_local.emulated_sglang.time_model import TimeModel
 VERSION = "0.5.23+emulated"
 """The emulated version of SGLang. The local version label marks it as an emulation."""
 
-MEAN_ANSWER_TOKENS = 96.0
-"""The mean length of an answer that no limit cuts short."""
-
 MAX_RUNNING_SPECULATIVE = 48
 """SGLang's default of --max-running-requests with speculative decoding."""
 

@@ -18,7 +18,6 @@ from typing import Literal
 from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.radix import Namespace
 
-Policy = Literal["best_effort", "wait_complete", "timeout"]
 Failure = Literal["write_error", "full", "read_error"]
 """An outcome of all writes or of all reads, as the plugin dps_sglang counts it."""
 
@@ -37,13 +36,12 @@ class StorageOptions:
 
     folder: engines share pages only if their folders are equal.
     draft_refill: whether the draft model prefills the tokens that were fetched.
-    timeout_seconds, timeout_seconds_per_1024_tokens: the longest transfer with the policy `timeout`.
+    timeout_seconds, timeout_seconds_per_1024_tokens: the longest transfer, after which a fetch ends.
     """
 
     folder: Path
     page_tokens: int
     draft_refill: bool = False
-    policy: Policy = "timeout"
     threshold_tokens: int = FETCH_THRESHOLD_TOKENS
     tokens_per_second: float = TOKENS_PER_SECOND
     timeout_seconds: float = 1.0
@@ -90,8 +88,8 @@ class Storage:
     def fetch(self, prompt: Sequence[int], namespace: Namespace, cached: int) -> Fetch | None:
         """The transfer for a prompt of which `cached` tokens are in memory; None if SGLang would not start one."""
         options = self.options
-        if options.policy == "best_effort" or len(prompt) - cached < options.threshold_tokens:
-            return None  # with best_effort, the prefill of an idle engine starts before the first page has arrived
+        if len(prompt) - cached < options.threshold_tokens:
+            return None
         stored = self._stored(prompt[:-1], namespace)  # the last token is always computed
         missing = stored - cached
         if missing < options.threshold_tokens:
@@ -102,14 +100,13 @@ class Storage:
             self._count(self.failure, pages)
             return Fetch(cached, pages * size / self.tokens_per_second)
         found, seconds = missing, missing / self.tokens_per_second
-        if options.policy == "timeout":
-            requested = (len(prompt) - cached) // size * size
-            limit = options.timeout_seconds + options.timeout_seconds_per_1024_tokens * requested / 1024
-            if seconds > limit:
-                batch = BATCH_PAGES * size
-                missing = int(limit * self.tokens_per_second) // batch * batch
-                found = min(found, missing + batch)  # the engine also reads the batch in progress, in vain
-                seconds = limit
+        requested = (len(prompt) - cached) // size * size
+        limit = options.timeout_seconds + options.timeout_seconds_per_1024_tokens * requested / 1024
+        if seconds > limit:
+            batch = BATCH_PAGES * size
+            missing = int(limit * self.tokens_per_second) // batch * batch
+            found = min(found, missing + batch)  # the engine also reads the batch in progress, in vain
+            seconds = limit
         self._count("read", found // size)
         return Fetch(cached + missing, seconds)
 

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.settings import VERSION
 from dps_local.emulated_sglang.storage import StorageOptions
 
-POLICIES = ("best_effort", "wait_complete", "timeout")
+EMULATED = {"hicache_write_policy": "write_through", "hicache_storage_prefetch_policy": "timeout"}
+"""The only value of these flags that is emulated; it is the operator's."""
 
 
 def storage_options(options: argparse.Namespace) -> StorageOptions | None:
@@ -23,19 +23,18 @@ def storage_options(options: argparse.Namespace) -> StorageOptions | None:
     mooncake = enabled and flags.get("hicache_storage_backend") == "mooncake"
     if directory is None or not mooncake or (algorithm, algorithm) not in SHARED:
         return None
-    if (write_policy := flags.get("hicache_write_policy", "write_through")) != "write_through":
-        raise ValueError(f"--hicache-write-policy {write_policy} is not emulated; use write_through")
-    policy = flags.get("hicache_storage_prefetch_policy", "timeout")
-    if policy not in POLICIES:
-        raise ValueError(f"--hicache-storage-prefetch-policy {policy}: choose one of {', '.join(POLICIES)}")
+    for name, only in EMULATED.items():
+        if (value := flags.get(name, only)) != only:
+            raise ValueError(f"--{name.replace('_', '-')} {value} is not emulated; use {only}")
     extra = _extra_config(flags.get("hicache_storage_backend_extra_config"))
     size = page_tokens(options)
+    names = [name.removeprefix("--").replace("-", "_") for name in (*GEOMETRY, "--tp-size")]
+    # Engines share pages only if all of these are equal.
+    geometry = [VERSION, options.model_path, *map(flags.get, names), size, extra.get("extra_backend_tag")]
     return StorageOptions(
-        folder=directory
-        / _digest(*_geometry(options.model_path, flags), size, extra.get("extra_backend_tag")),
+        folder=directory / hashlib.blake2b(repr(geometry).encode(), digest_size=8).hexdigest(),
         page_tokens=size,
         draft_refill=algorithm == "STANDALONE",
-        policy=policy,
         threshold_tokens=extra.get("prefetch_threshold", FETCH_THRESHOLD_TOKENS),
         tokens_per_second=options.emulate_storage_tokens_per_second,
         timeout_seconds=extra.get("prefetch_timeout_base", StorageOptions.timeout_seconds),
@@ -53,12 +52,6 @@ def page_tokens(options: argparse.Namespace) -> int:
     return size
 
 
-def _geometry(model_path: str, flags: Mapping[str, Any]) -> list[Any]:
-    """The settings that must be equal for two engines to share pages."""
-    names = [name.removeprefix("--").replace("-", "_") for name in (*GEOMETRY, "--tp-size")]
-    return [VERSION, model_path, *(flags.get(name) for name in names)]
-
-
 def _extra_config(text: str | None) -> dict[str, Any]:
     """The object in --hicache-storage-backend-extra-config: JSON, or @FILE. Raises ValueError."""
     try:
@@ -69,7 +62,3 @@ def _extra_config(text: str | None) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"--hicache-storage-backend-extra-config {text}: not a JSON object")
     return config
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
