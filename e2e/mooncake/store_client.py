@@ -54,7 +54,9 @@ def main(action: str, key: str, settings: str) -> None:
     failed = store.setup(
         "127.0.0.1",
         config["metadata_server"],
-        config["global_segment_size"],
+        # The master would place pages in the segment of a client that has exited until it has not heard of it for ten
+        # seconds, and engines could not write them.
+        config["global_segment_size"] if action in ("write", "fill") else 0,
         BUFFER_BYTES,
         config["protocol"],
         config["device_name"],

@@ -16,7 +16,7 @@ KEYS = {"alpha": "sk-alpha", "beta": "sk-beta", "gamma": "sk-gamma"}
 """Each tenant's API key."""
 WORDS = 600
 ATTEMPTS = 3
-"""An engine on a busy machine sometimes fetches for longer than its timeout, and then computes the tokens itself."""
+"""An engine may compute tokens that it could fetch; it may not do so always."""
 TEMPLATE_TOKENS = 64
 """More than the tokens with which the chat template begins every prompt, so that they are the same on all endpoints."""
 ENDPOINTS: Mapping[str, Mapping[str, Any]] = {
