@@ -62,7 +62,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """A request as it is sent to a replica."""
+    """An HTTP request to a replica."""
 
     method: str
     path: str
