@@ -16,7 +16,7 @@ from dps_gateway.config import ConfigError, GatewayConfig, PoolConfig, Pools, cu
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.limits import BodyBudget, KeyLimits
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.cache_identity import CacheSalt
+from dps_gateway.prompt.prefixes import CacheSalt
 from dps_gateway.prompt.renderer import PromptRenderer
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy

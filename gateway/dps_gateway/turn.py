@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from dps_gateway.cached_prompt import SINGLE_TOKENS, CachedPrompt, CacheUnits
 from dps_gateway.pool import Pool, replica_id
-from dps_gateway.prompt.cache_identity import cache_key
-from dps_gateway.prompt.outline import Difference
+from dps_gateway.prompt.prefixes import Difference, cache_key
 from dps_gateway.prompt.renderer import Prompt
 from dps_gateway.routing.decision import PolicyInput
 from dps_gateway.session.entries import StoredResponse

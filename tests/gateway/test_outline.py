@@ -2,7 +2,7 @@
 
 import pytest
 
-from dps_gateway.prompt.outline import Difference, Outline
+from dps_gateway.prompt.prefixes import Difference, Outline
 
 TEMPLATES = {
     "Qwen": (b"<|im_start|>", "<|im_start|>{role}\n{text}<|im_end|>\n"),

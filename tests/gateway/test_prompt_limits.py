@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.prompt.chat import chat_input
+from dps_gateway.prompt.chat import MAX_MIXED_TYPES, chat_input, normalized_schema
 from dps_gateway.prompt.renderer import PromptRenderer
 from dps_gateway.prompt.responses import MAX_REASONING_BYTES, chat_request
-from dps_gateway.prompt.tool_schema import MAX_MIXED_TYPES, normalized_schema
 from dps_testkit.tokenizers import shared_tokenizer
 
 MIB = 1024 * 1024

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.boundaries import MAX_LOOKUPS
+from dps_gateway.prompt.prefixes import MAX_LOOKUPS
 from dps_gateway.prompt.renderer import Prompt, PromptRenderer, Uncountable
 from dps_gateway.prompt.tokenizer import Tokenizer, compiled
 from dps_gateway.prompt.tokenizer_loader import Description, TokenizerError, describe

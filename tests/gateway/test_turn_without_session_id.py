@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dps_gateway.prompt.boundaries import ANCHOR_BYTES, MAX_ANCHORS
+from dps_gateway.prompt.prefixes import ANCHOR_BYTES, MAX_ANCHORS
 from dps_gateway.session.growth import History
 from tests.gateway.conversations import SYSTEM, ConversationClient, answer, kind, user
 

@@ -11,7 +11,7 @@ from dps_gateway.api.call import Call
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.engine.usage import PromptSources, Usage, prompt_sources
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.outline import Difference
+from dps_gateway.prompt.prefixes import Difference
 from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.session.growth import History
 

@@ -19,7 +19,7 @@ from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
 from dps_gateway.api.stored_responses import find_stored_response
-from dps_gateway.prompt.cache_identity import CacheSalt
+from dps_gateway.prompt.prefixes import CacheSalt
 from dps_gateway.prompt.renderer import Prompt, Uncountable, total_tokens
 from dps_gateway.prompt.volatile import without_volatile_parts
 from dps_gateway.routing.decision import Decision, Reason

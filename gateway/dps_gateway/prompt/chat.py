@@ -12,8 +12,7 @@ import jinja2
 import orjson
 from jinja2 import nodes
 
-from dps_gateway.prompt.cache_identity import content_digest
-from dps_gateway.prompt.tool_schema import normalized_schema
+from dps_gateway.prompt.prefixes import content_digest
 
 ContentFormat = Literal["string", "openai"]
 
@@ -36,6 +35,35 @@ MAX_CACHED_LIST_BYTES: Final = 512 * 1024
 
 _VALUE_BYTES: Final = 100
 """Approximate memory of a parsed JSON value, in addition to its text. Short values need much more memory than text."""
+
+MAX_MIXED_TYPES: Final = 64
+"""Limit of the length of a `type` list that does not contain only strings, because its values are compared in pairs."""
+
+_STANDARD_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+_ALIASES: Final = {
+    alias: standard
+    for standard, aliases in {
+        "string": "str text varchar char enum uuid date datetime time timestamp binary blob bytea bytes varbinary",
+        "boolean": "bool",
+        "integer": "bigint smallint tinyint",
+        "number": "double decimal real numeric",
+        "array": "arr tuple set",
+        "object": "map",
+    }.items()
+    for alias in aliases.split()
+}
+_PREFIXES: Final = {
+    "int": "integer", "uint": "integer", "long": "integer", "short": "integer", "unsigned": "integer",
+    "num": "number", "float": "number", "list": "array", "dict": "object",
+}  # fmt: skip
+_AFTER_PREFIX: Final = frozenset("0123456789[<( \t")
+
+_SCHEMAS_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS: Final = (
+    "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
+    "unevaluatedProperties",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +217,51 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
         if function[name] is None:
             del function[name]
     return {"type": tool.get("type", "function"), "function": function, "defer_loading": deferred}
+
+
+def normalized_schema(schema: Any) -> Any:
+    """`schema` with every known alias of a JSON Schema type (`dict`, `float`, `varchar(255)`) replaced by that type.
+
+    Equivalent to `normalize_json_schema_types` in SGLang's function_call/utils.py. Key order is preserved.
+
+    Raises ValueError for an invalid `type` list with more than MAX_MIXED_TYPES values.
+    """
+    if isinstance(schema, list):
+        return [normalized_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _normalized_entry(key, value) for key, value in schema.items()}
+
+
+def _normalized_entry(key: str, value: Any) -> Any:
+    if key == "type" and isinstance(value, str):
+        return _normalized_type(value)
+    if key == "type" and isinstance(value, list):
+        types = [_normalized_type(item) for item in value]
+        if all(isinstance(item, str) for item in types):
+            return list(dict.fromkeys(types))
+        if len(types) > MAX_MIXED_TYPES:
+            raise ValueError("a type list is too long")
+        return [item for index, item in enumerate(types) if item not in types[:index]]
+    if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+        return {name: normalized_schema(item) for name, item in value.items()}
+    if key in _SCHEMAS or (key in _SCHEMA_LISTS and isinstance(value, list)):
+        return normalized_schema(value)
+    return value
+
+
+def _normalized_type(name: Any) -> Any:
+    if not isinstance(name, str) or name in _STANDARD_TYPES:
+        return name
+    base = name.split("(", 1)[0].strip().lower()
+    if base in _STANDARD_TYPES:
+        return base
+    if base in _ALIASES:
+        return _ALIASES[base]
+    for prefix, standard in _PREFIXES.items():
+        if base == prefix or (base.startswith(prefix) and base[len(prefix)] in _AFTER_PREFIX):
+            return standard
+    return name
 
 
 def _variables(body: dict[str, Any]) -> dict[str, Any]:

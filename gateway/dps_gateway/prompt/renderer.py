@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any, Final
 
 from dps_gateway.prompt import messages, responses
-from dps_gateway.prompt.boundaries import (
+from dps_gateway.prompt.chat import ChatInput, chat_input, content_format
+from dps_gateway.prompt.prefixes import (
     ANCHOR_BYTES,
     Mark,
+    Outline,
     Prefixes,
     anchors,
     committed_offset,
@@ -19,8 +21,6 @@ from dps_gateway.prompt.boundaries import (
     opening_offset,
     system_offset,
 )
-from dps_gateway.prompt.chat import ChatInput, chat_input, content_format
-from dps_gateway.prompt.outline import Outline
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.record import Point
 

@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 import orjson
 
+from dps_gateway.prompt.chat import normalized_schema
 from dps_gateway.prompt.messages import renders_inline_system
-from dps_gateway.prompt.tool_schema import normalized_schema
 from dps_local.emulated_sglang.generation import Vocabulary
 from dps_local.emulated_sglang.protocol import ChatRequest, Tool, ToolChoice
 

@@ -13,7 +13,7 @@ from dps_gateway.api.errors import BadRequest
 from dps_gateway.api.inference import salted_fields
 from dps_gateway.auth import Keys
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.cache_identity import CacheSalt
+from dps_gateway.prompt.prefixes import CacheSalt
 from dps_gateway.upstream.exchange import SALT_HEADER
 from dps_gateway.upstream.replica import UNKNOWN, Configuration
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine

@@ -1,14 +1,22 @@
-"""Boundaries at which a rendered prompt can be split, and digests of its prefixes. This module performs no I/O.
+"""What a prompt has in common with earlier ones: boundaries, digests of its prefixes, and the first difference.
 
 A *boundary* is the offset at which a message starts with a special token that the tokenizer always splits off.
 Tokenization is additive at a boundary: the text before it yields the same tokens whatever follows, so they are counted
 only once.
+
+A KV cache also depends on the model, the LoRA adapter, the cache salt and media. An engine reuses a cached prefix only
+between requests that agree in all of them, so the digests include them. In SGLang 0.5, the cache salt and the adapter
+are part of `RadixKey.extra_key`, and media are identified by a hash of their content. This module performs no I/O.
 """
 
+import hashlib
+import re
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+import orjson
 import xxhash
 
 MAX_LOOKUPS: Final = 16
@@ -22,6 +30,14 @@ ANCHOR_BYTES: Final = 256
 
 MAX_ANCHORS: Final = 64
 """The maximum number of anchors, counted from the end of a prompt, that are looked up: 16 KiB of growth."""
+
+MAX_MESSAGES: Final = 16
+"""The number of messages, from the first, that have a fingerprint."""
+
+_FINGERPRINT_CHARS: Final = 4
+
+_ROLE: Final = re.compile(rb"(system|developer|user|assistant|model|tool|ipython)\b")
+"""The roles that chat templates write at the start of a message. Anything else could be a part of its content."""
 
 Mark = tuple[int, bytes]
 """An offset in a prompt (bytes), and a digest that is hashed into the digest of every longer prefix. It identifies
@@ -121,3 +137,98 @@ def opening_offset(data: bytes, split_token: bytes | None) -> int:
     first_user = data.find(split_token + b"user")
     following = data.find(split_token, first_user + 1) if first_user != -1 else -1
     return first if following == -1 else following
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first message that differs."""
+
+    message: int
+    """Its index in the rendered prompt, which may have messages that the request has not. MAX_MESSAGES stands for this
+    and all later messages."""
+    role: str | None
+    """None if it is unknown."""
+    byte: int
+    """The offset at which it begins in the new prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The beginnings of the first messages of a prompt."""
+
+    data: bytes
+    """The rendered prompt."""
+    split_token: bytes
+    """The special token with which each message begins; empty if there is none."""
+    starts: Sequence[int]
+    """The offsets of at most MAX_MESSAGES + 1 messages, in bytes."""
+    fingerprints: str
+    """A few characters for each message except the last, from the digest of the prompt up to the message's end."""
+
+    @classmethod
+    def of(cls, data: bytes, marks: Sequence[Mark], split_token: bytes | None) -> "Outline":
+        """The outline of a rendered prompt, in which `split_token` begins each message. Without it, it is empty."""
+        starts: list[int] = []
+        at = data.find(split_token) if split_token else -1
+        while split_token and at != -1 and len(starts) <= MAX_MESSAGES:
+            starts.append(at)
+            at = data.find(split_token, at + 1)
+        # Not the prompt's own digests: those of earlier prefixes than the last one are hashed from the start.
+        prefixes = Prefixes(data, marks)
+        digests = [prefixes.digest(end) or "" for end in starts[1:]]
+        fingerprints = "".join(digest[:_FINGERPRINT_CHARS] for digest in digests)
+        return cls(data, split_token or b"", starts, fingerprints)
+
+    def difference(self, recorded: str) -> Difference | None:
+        """The first message that differs from those with the `recorded` fingerprints; None if it is unknown."""
+        if not recorded or not self.starts:
+            return None
+        pairs = zip(_split(recorded), _split(self.fingerprints), strict=False)
+        same = 0
+        for before, now in pairs:
+            if before != now:
+                break
+            same += 1
+        start = self.starts[same]
+        role = _ROLE.match(self.data, start + len(self.split_token)) if same < MAX_MESSAGES else None
+        return Difference(same, role[1].decode() if role else None, start)
+
+
+def _split(fingerprints: str) -> list[str]:
+    return [
+        fingerprints[start : start + _FINGERPRINT_CHARS]
+        for start in range(0, len(fingerprints), _FINGERPRINT_CHARS)
+    ]
+
+
+def cache_key(body: Mapping[str, Any], fields: Iterable[str]) -> bytes:
+    """A digest of the request fields that select a KV cache for the whole prompt (`SGLang.cache_fields`)."""
+    return content_digest([body.get(name) for name in fields])
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSalt:
+    """The cache salts of one tenant's requests: keyed digests, which other tenants can neither choose nor compute.
+
+    secret: the key of the digests, at most 64 bytes.
+    """
+
+    secret: bytes
+
+    def of(self, own: str | None) -> str:
+        """The salt that replaces the client's, if it sent one. Requests of the tenant with equal salts share cached
+        prefixes."""
+        return hashlib.blake2b((own or "").encode(), key=self.secret, digest_size=16).hexdigest()
+
+    @property
+    def mark(self) -> bytes:
+        """A digest of the tenant's cache, for prompts (`Prompt.in_cache`)."""
+        return content_digest(self.of(None))
+
+
+def content_digest(value: Any) -> bytes:
+    """A digest of a JSON value, such as a content part with an image, video or audio."""
+    try:
+        return xxhash.xxh3_128_digest(orjson.dumps(value))
+    except orjson.JSONEncodeError:  # nested too deeply; the engine will refuse it
+        return b""
