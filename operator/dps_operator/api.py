@@ -28,6 +28,7 @@ from dps_engines.launch import (
     WITHOUT_DRAFT_MODEL,
     Algorithm,
 )
+from dps_engines.pools import PoolName
 from dps_engines.sglang.runtime import DEFAULT_VERSION as SGLANG_VERSION
 from dps_engines.sglang.runtime import REPOSITORY as SGLANG_REPOSITORY
 from dps_engines.vllm.runtime import DEFAULT_VERSION as VLLM_VERSION
@@ -1572,6 +1573,11 @@ class GPUBudgetStatus(APIObject):
     status.routing.recommended.gpuBudget.loadRatio."""
     last_move_time: str | None = Field(default=None, json_schema_extra={"format": "date-time"})
     """Time of the last move of a replica; unset if there was none."""
+
+    @property
+    def counts(self) -> dict[PoolName, int]:
+        """The replicas by pool."""
+        return {"speculative": self.speculative_replicas, "greedy": self.greedy_replicas}
 
 
 class Status(APIObject):

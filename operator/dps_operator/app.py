@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from dps_operator.autoscale import Autoscaler
 from dps_operator.cache_watch import CacheWatch
-from dps_operator.effective import Decisions
 from dps_operator.kube import Cluster
 from dps_operator.lease import Leadership
 from dps_operator.metrics import MetricsReader
@@ -138,13 +137,13 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     async with Cluster.connect(settings.request_timeout) as cluster, aiohttp.ClientSession() as http:
         leadership = Leadership(cluster, settings.lease)
-        observations, metrics, decisions = Observations(), MetricsReader(http), Decisions()
-        caches = CacheWatch(observations, decisions, metrics)
+        observations, metrics = Observations(), MetricsReader(http)
+        caches = CacheWatch(observations, metrics)
         mounts = MountWatch(cluster, observations)
-        reconciler = Reconciler(cluster, observations, settings, _now, decisions, caches.health)
+        reconciler = Reconciler(cluster, observations, settings, _now)
         queue = WorkQueue(reconciler.reconcile)
         resync = Resync(cluster, observations, queue, settings)
-        autoscaler = Autoscaler(observations, queue, metrics, decisions, _now)
+        autoscaler = Autoscaler(observations, queue, metrics, _now)
         tasks: list[Task] = [
             autoscaler.run,
             partial(caches.run, queue),

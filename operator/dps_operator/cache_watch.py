@@ -7,7 +7,7 @@ from typing import Final
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.cache_health import CacheHealth, EngineSample, Tally, counters, engine_sample
-from dps_operator.effective import Decisions, Router, effective_routers
+from dps_operator.effective import Router, effective_routers
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import MetricsReader, gateway_addresses
 from dps_operator.objects import Key
@@ -21,15 +21,10 @@ POLL_SECONDS: Final = 15.0
 class CacheWatch:
     """Observes the common prefix cache of each DPSRouter that has one."""
 
-    def __init__(self, observations: Observations, decisions: Decisions, metrics: MetricsReader) -> None:
+    def __init__(self, observations: Observations, metrics: MetricsReader) -> None:
         self._observations = observations
-        self._decisions = decisions
         self._metrics = metrics
         self._tallies: dict[Key, Tally] = {}
-
-    def health(self, key: Key) -> CacheHealth:
-        """What is known of a DPSRouter's common prefix cache."""
-        return self._tallies.get(key, Tally()).health
 
     async def run(self, queue: WorkQueue) -> None:
         """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
@@ -40,17 +35,17 @@ class CacheWatch:
 
     async def once(self, now: float) -> list[Key]:
         """Observe every DPSRouter once, at a time in seconds. Returns those for which the result has changed."""
-        routers = effective_routers(self._observations, self._decisions, lambda spec: "prefixCache" in spec)
+        routers = effective_routers(self._observations, lambda spec: "prefixCache" in spec)
         sharing = {key: router for key, router in routers.items() if router.shared_cache is not None}
-        for key in self._tallies.keys() - sharing.keys():
-            del self._tallies[key]
-        before = {key: self.health(key) for key in sharing}
+        self._tallies = {key: self._tallies.get(key, Tally()) for key in sharing}
         await asyncio.gather(*(self._observe(router, now) for router in sharing.values()))
-        return [key for key in sharing if self.health(key) != before[key]]
+        found = {key: tally.health for key, tally in self._tallies.items()}
+        before, self._observations.cache_health = self._observations.cache_health, found
+        return [key for key, health in found.items() if health != before.get(key, CacheHealth())]
 
     async def _observe(self, router: Router, now: float) -> None:
         key = router.key
-        tally = self._tallies.setdefault(key, Tally())
+        tally = self._tallies[key]
         try:
             addresses = gateway_addresses(self._observations.pods(key))
             tally.add_gateways(await self._metrics.gateways(addresses, counters), now)

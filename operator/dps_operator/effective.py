@@ -34,25 +34,6 @@ Role = Literal["model", "draft"]
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """The replicas of both pools, and when the last replica was moved (RFC 3339; None if none was)."""
-
-    speculative: int
-    greedy: int
-    moved_at: str | None = None
-
-    @property
-    def counts(self) -> dict[PoolName, int]:
-        """The replicas by pool."""
-        return {"speculative": self.speculative, "greedy": self.greedy}
-
-    def to_status(self) -> dict[str, Any]:
-        """The allocation as `status.gpuBudget`."""
-        moved: dict[str, Any] = {"lastMoveTime": self.moved_at} if self.moved_at else {}
-        return {"speculativeReplicas": self.speculative, "greedyReplicas": self.greedy, **moved}
-
-
-@dataclass(frozen=True)
 class EffectivePool:
     """One pool of engines."""
 
@@ -146,7 +127,7 @@ class Router(Owner):
     """The prefix cache that the engines share; None if they share none."""
     mooncake_master: api.MooncakeMaster | None
     """The Mooncake master that the operator deploys; None if there is none, or if the engines share no pages."""
-    allocation: Allocation | None
+    allocation: api.GPUBudgetStatus | None
     """How the pools share the GPU budget; None without one."""
 
     @property
@@ -179,28 +160,10 @@ class Observed:
     engines: Mapping[str, Child] = field(default_factory=dict)
     """The live Deployments of the engines, by pool."""
     pods: Sequence[Pod] = ()
-    allocation: Allocation | None = None
+    allocation: api.GPUBudgetStatus | None = None
     """The autoscaler's allocation of the GPU budget; None if that of the status is the newest."""
     idle: Mapping[PoolName, bool] = field(default_factory=dict)
     """Whether a pool is to be scaled to zero, for the pools about which the autoscaler has decided."""
-
-
-@dataclass
-class Decisions:
-    """What the autoscaler has decided about each DPSRouter."""
-
-    allocations: dict[Key, Allocation] = field(default_factory=dict)
-    """Allocations of GPU budgets that are newer than those in the status."""
-    idle: dict[Key, dict[PoolName, bool]] = field(default_factory=dict)
-    """Whether a pool is scaled to zero, for the pools about which this operator process has decided."""
-    unmeasured: dict[Key, str] = field(default_factory=dict)
-    """Why the gateways' metrics cannot be read; empty if they can."""
-
-    def forget(self, key: Key) -> None:
-        """Remove a DPSRouter that was deleted."""
-        self.allocations.pop(key, None)
-        self.idle.pop(key, None)
-        self.unmeasured.pop(key, None)
 
 
 def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
@@ -212,22 +175,22 @@ def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
     }
 
 
-def effective_router(body: Manifest, observations: Observations, decisions: Decisions) -> Router:
+def effective_router(body: Manifest, observations: Observations) -> Router:
     """A cached DPSRouter with its effective spec. Raises SpecError if the spec is invalid."""
     metadata = body["metadata"]
     owner = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
     observed = Observed(
         live_engines(observations, owner),
         observations.pods(owner.key),
-        decisions.allocations.get(owner.key),
-        decisions.idle.get(owner.key, {}),
+        observations.allocations.get(owner.key),
+        observations.idle.get(owner.key, {}),
     )
     generation = metadata.get("generation", 1)
     return resolved_router(owner, generation, api.parse(body["spec"]), body["status"], observed)
 
 
 def effective_routers(
-    observations: Observations, decisions: Decisions, uses: Callable[[Mapping[str, Any]], bool]
+    observations: Observations, uses: Callable[[Mapping[str, Any]], bool]
 ) -> dict[Key, Router]:
     """The DPSRouters that use a feature. Invalid specs are left out; the reconciler reports them.
 
@@ -237,7 +200,7 @@ def effective_routers(
     for key, body in observations.routers.items():
         if uses(body["spec"]):
             with suppress(SpecError):
-                found[key] = effective_router(body, observations, decisions)
+                found[key] = effective_router(body, observations)
     return found
 
 
@@ -288,7 +251,11 @@ def _has_own_engine(pool: api.PoolSpec) -> bool:
 
 
 def _pool(
-    spec: api.Spec, engine: api.Engine, name: PoolName, allocation: Allocation | None, observed: Observed
+    spec: api.Spec,
+    engine: api.Engine,
+    name: PoolName,
+    allocation: api.GPUBudgetStatus | None,
+    observed: Observed,
 ) -> EffectivePool:
     """One pool. engine: that of the pools without an engine of their own."""
     pool, live = _declared(spec, name), observed.engines.get(name)
@@ -337,7 +304,7 @@ def _with_version(engine: api.Engine, deployments: Sequence[Child]) -> api.Engin
     return engine.model_copy(update={"version": version})
 
 
-def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> Allocation | None:
+def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> api.GPUBudgetStatus | None:
     """The newest allocation of the GPU budget, scaled if the budget has changed since; None without a budget.
 
     Without an earlier one, the pools have the same number of replicas, and an odd one is speculative.
@@ -345,15 +312,19 @@ def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -
     if spec.gpu_budget is None:
         return None
     total = spec.gpu_budget.gpus // spec.engine.tensor_parallel
-    known = observed.allocation.to_status() if observed.allocation else status.get("gpuBudget", {})
+    known = api.to_wire(observed.allocation) if observed.allocation else status.get("gpuBudget", {})
     speculative, greedy = known.get("speculativeReplicas", 1), known.get("greedyReplicas", 1)
     if speculative + greedy != total:
         share = -(-total * speculative // (speculative + greedy))
         speculative = min(max(share, 1), total - 1)
-    return Allocation(speculative, total - speculative, known.get("lastMoveTime"))
+    return api.GPUBudgetStatus(
+        speculative_replicas=speculative,
+        greedy_replicas=total - speculative,
+        last_move_time=known.get("lastMoveTime"),
+    )
 
 
-def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[PoolName, int]:
+def _replicas_allowed_now(allocation: api.GPUBudgetStatus, observed: Observed) -> dict[PoolName, int]:
     """The replicas to request now. A pool grows only when the other pool's pods have released their GPUs.
 
     Otherwise the new pod would be pending, for which a cluster autoscaler would add a node. Pods that are terminating
@@ -379,7 +350,9 @@ def _routing(routing: api.Routing, recommended: api.RecommendedRouting | None) -
     return routing.model_copy(update=change)
 
 
-def _load_ratio(recommended: api.RecommendedRouting | None, allocation: Allocation | None) -> float | None:
+def _load_ratio(
+    recommended: api.RecommendedRouting | None, allocation: api.GPUBudgetStatus | None
+) -> float | None:
     """The calibrated load ratio; None if it is not to be applied, or is for another budget."""
     found = recommended.gpu_budget if recommended is not None else None
     total = sum(allocation.counts.values()) if allocation is not None else 0

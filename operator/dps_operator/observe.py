@@ -1,10 +1,13 @@
-"""The operator's cache of the cluster: the fields of each object that reconciling reads."""
+"""What the operator knows of the cluster: the fields of each object that reconciling reads, and what loops find."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dps_engines.pools import PoolName
+from dps_operator.api import GPUBudgetStatus
+from dps_operator.cache_health import CacheHealth
 from dps_operator.diagnose import Problem, awaiting_volumes, is_ready, problem, unmounted
 from dps_operator.objects import (
     COMPONENT_LABEL,
@@ -244,7 +247,10 @@ class _Listing:
 
 
 class Observations:
-    """All DPSRouters, their children and pods. Updated from listings, watch events and API responses."""
+    """All DPSRouters, their children and pods, updated from listings, watch events and API responses.
+
+    The loops that read events and metrics add what they find and decide, by DPSRouter.
+    """
 
     def __init__(self) -> None:
         self.routers: dict[Key, Manifest] = {}
@@ -252,6 +258,14 @@ class Observations:
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.unmounted: dict[Key, dict[str, str]] = {}
         """Messages about volumes that cannot be mounted, by name of the pod."""
+        self.allocations: dict[Key, GPUBudgetStatus] = {}
+        """The autoscaler's allocations of GPU budgets that are newer than those in the status."""
+        self.idle: dict[Key, dict[PoolName, bool]] = {}
+        """Whether a pool is scaled to zero, for the pools about which the autoscaler of this process has decided."""
+        self.unmeasured: dict[Key, str] = {}
+        """Why the gateways' metrics cannot be read; empty if they can."""
+        self.cache_health: dict[Key, CacheHealth] = {}
+        """What is known of the common prefix caches."""
         self._listing: _Listing | None = None
 
     @contextmanager
@@ -360,10 +374,10 @@ class Observations:
         return {key: names for key, names in found.items() if names}
 
     def forget(self, key: Key) -> None:
-        """Remove the children and pods of a deleted DPSRouter."""
-        self._children.pop(key, None)
-        self._pods.pop(key, None)
-        self.unmounted.pop(key, None)
+        """Remove what is known of a deleted DPSRouter."""
+        found: tuple[dict[Key, Any], ...] = (self._children, self._pods, self.unmounted)
+        for known in (*found, self.allocations, self.idle, self.unmeasured, self.cache_health):
+            known.pop(key, None)
 
 
 def _version(body: Manifest) -> int:

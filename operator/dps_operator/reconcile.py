@@ -10,7 +10,7 @@ from dps_operator.build import children
 from dps_operator.cache_health import CacheHealth
 from dps_operator.conditions import StatusInput
 from dps_operator.credentials import ensure_credentials, forget_router
-from dps_operator.effective import Decisions, Router, effective_router, live_engines
+from dps_operator.effective import Router, effective_router, live_engines
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -54,15 +54,11 @@ class Reconciler:
         observations: Observations,
         settings: Settings,
         now: Callable[[], str],
-        decisions: Decisions | None = None,
-        cache_health: Callable[[Key], CacheHealth] = lambda _: CacheHealth(),
     ) -> None:
         self._cluster = cluster
         self._observations = observations
         self._settings = settings
         self._now = now
-        self._decisions = decisions or Decisions()
-        self._cache_health = cache_health
         self._applier = Applier(cluster, observations)
 
     async def reconcile(self, key: Key) -> None:
@@ -75,7 +71,7 @@ class Reconciler:
         if metadata.get("deletionTimestamp"):
             return
         try:
-            router = effective_router(body, self._observations, self._decisions)
+            router = effective_router(body, self._observations)
         except SpecError as error:
             generation = metadata.get("generation", 1)
             await self._update_status(key, invalid_spec_status(str(error), before, generation, self._now()))
@@ -84,8 +80,10 @@ class Reconciler:
         await self._converge(router, found)
         for name, engine in live_engines(self._observations, router).items():
             REPLICAS.labels(*key, name).set(engine.replicas.desired)
-        found.children, found.pods = self._observations.children(key), self._observations.pods(key)
-        found.unmeasured, found.cache_health = self._decisions.unmeasured.get(key), self._cache_health(key)
+        seen = self._observations
+        found.children, found.pods = seen.children(key), seen.pods(key)
+        found.unmeasured = seen.unmeasured.get(key)
+        found.cache_health = seen.cache_health.get(key, CacheHealth())
         await self._update_status(key, build_status(router, found, before, self._now()))
         if found.failure is not None:
             raise found.failure
@@ -94,7 +92,6 @@ class Reconciler:
         """Remove what is known of a deleted DPSRouter. Its children are garbage-collected."""
         self._observations.forget(key)
         self._applier.forget(key)
-        self._decisions.forget(key)
         READY.remove(*key)
         ROLLOUT_FAILED.remove(*key)
         for pool in POOLS:

@@ -27,7 +27,7 @@ def build_status(router: Router, observed: StatusInput, before: Mapping[str, Any
     }
     if router.allocation is not None:
         rule = "EqualLoad" if router.load_ratio is None else "Calibrated"
-        result["gpuBudget"] = {**router.allocation.to_status(), "rule": rule}
+        result["gpuBudget"] = to_wire(router.allocation) | {"rule": rule}
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}

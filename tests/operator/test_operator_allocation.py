@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
+from dps_operator.api import GPUBudgetStatus
 from dps_operator.autoscale import moved
-from dps_operator.effective import Allocation, Observed
+from dps_operator.effective import Observed
 from dps_operator.observe import Observations, observed_pod
 from dps_testkit.operator.routers import SMALLEST, router
 from tests.operator.harness import KEY
@@ -22,7 +23,11 @@ ratios = st.floats(0.1, 10)
 demands = st.fixed_dictionaries({pool: st.floats(0, 10_000) for pool in POOLS})
 
 
-def highest_load(allocation: Allocation, demand: dict[Any, float]) -> float:
+def allocated(speculative: int, greedy: int, moved_at: str | None = None) -> GPUBudgetStatus:
+    return GPUBudgetStatus(speculative_replicas=speculative, greedy_replicas=greedy, last_move_time=moved_at)
+
+
+def highest_load(allocation: GPUBudgetStatus, demand: dict[Any, float]) -> float:
     return max(demand[pool] / count for pool, count in allocation.counts.items())
 
 
@@ -40,23 +45,23 @@ MOVES: dict[str, tuple[tuple[int, int], tuple[float, float], tuple[int, int] | N
 def test_a_replica_moves_to_the_pool_with_the_higher_load(
     before: tuple[int, int], demand: tuple[float, float], after: tuple[int, int] | None
 ) -> None:
-    result = moved(Allocation(*before), {"speculative": demand[0], "greedy": demand[1]}, NOW)
-    assert result == (Allocation(*after, moved_at=NOW) if after else None)
+    result = moved(allocated(*before), {"speculative": demand[0], "greedy": demand[1]}, NOW)
+    assert result == (allocated(*after, moved_at=NOW) if after else None)
 
 
 @pytest.mark.parametrize(("ratio", "after"), [(0.25, (3, 1)), (1.0, None), (4.0, (1, 3))])
 def test_replicas_move_towards_the_calibrated_ratio_of_the_loads(
     ratio: float, after: tuple[int, int] | None
 ) -> None:
-    result = moved(Allocation(2, 2), {"speculative": 12, "greedy": 12}, NOW, ratio)
-    assert result is None if after is None else result == Allocation(*after, moved_at=NOW)
+    result = moved(allocated(2, 2), {"speculative": 12, "greedy": 12}, NOW, ratio)
+    assert result is None if after is None else result == allocated(*after, moved_at=NOW)
 
 
 @given(counts, counts, demands, ratios)
 def test_a_move_keeps_the_budget_and_both_pools_and_lowers_the_highest_load(
     speculative: int, greedy: int, demand: dict[Any, float], ratio: float
 ) -> None:
-    before = Allocation(speculative, greedy)
+    before = allocated(speculative, greedy)
     after = moved(before, demand, NOW, ratio)
     weighted = {**demand, "speculative": demand["speculative"] / ratio}
     if after is not None:
@@ -69,13 +74,15 @@ def test_a_move_keeps_the_budget_and_both_pools_and_lowers_the_highest_load(
 def test_at_constant_demand_no_move_is_undone(
     speculative: int, greedy: int, demand: dict[Any, float], ratio: float
 ) -> None:
-    seen = [Allocation(speculative, greedy)]
+    seen = [allocated(speculative, greedy)]
     while (after := moved(seen[-1], demand, NOW, ratio)) is not None:
         assert after.counts not in [one.counts for one in seen]
         seen.append(after)
 
 
-def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, int]) -> dict[str, int | None]:
+def requested(
+    allocation: GPUBudgetStatus, desired: dict[str, int], pods: dict[str, int]
+) -> dict[str, int | None]:
     """The replicas that the pools request. desired: those of the live Deployments. pods: those that exist."""
     engines = {pool: workload(f"qwen-{pool}", replicas(desired=count)) for pool, count in desired.items()}
     existing = [observed_pod(pod("p", pool)) for pool in POOLS for _ in range(pods[pool])]
@@ -90,7 +97,7 @@ def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, i
 def test_requested_replicas_never_need_more_gpus_than_are_free(
     speculative: int, greedy: int, desired_a: int, desired_b: int, pods_a: int, pods_b: int
 ) -> None:
-    allocation = Allocation(speculative, greedy)
+    allocation = allocated(speculative, greedy)
     desired = {"speculative": desired_a, "greedy": desired_b}
     pods = {"speculative": pods_a, "greedy": pods_b}
     result = requested(allocation, desired, pods)
@@ -102,22 +109,22 @@ def test_requested_replicas_never_need_more_gpus_than_are_free(
         assert not grows or count + pods[other] <= speculative + greedy
 
 
-STATUSES: dict[str, tuple[int, dict[str, Any], Allocation]] = {
-    "no status": (5, {}, Allocation(3, 2)),
-    "unchanged": (4, {"speculativeReplicas": 1, "greedyReplicas": 3}, Allocation(1, 3)),
-    "smaller budget": (2, {"speculativeReplicas": 1, "greedyReplicas": 3}, Allocation(1, 1)),
-    "larger budget": (8, {"speculativeReplicas": 1, "greedyReplicas": 3}, Allocation(2, 6)),
+STATUSES: dict[str, tuple[int, dict[str, Any], GPUBudgetStatus]] = {
+    "no status": (5, {}, allocated(3, 2)),
+    "unchanged": (4, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(1, 3)),
+    "smaller budget": (2, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(1, 1)),
+    "larger budget": (8, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(2, 6)),
     "time of the last move": (
         2,
         {"speculativeReplicas": 1, "greedyReplicas": 1, "lastMoveTime": NOW},
-        Allocation(1, 1, NOW),
+        allocated(1, 1, NOW),
     ),
 }
 
 
 @pytest.mark.parametrize(("gpus", "status", "expected"), STATUSES.values(), ids=STATUSES.keys())
 def test_the_allocation_is_that_of_the_status_scaled_to_the_budget(
-    gpus: int, status: dict[str, Any], expected: Allocation
+    gpus: int, status: dict[str, Any], expected: GPUBudgetStatus
 ) -> None:
     recorded = {"gpuBudget": status} if status else {}
     assert router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, status=recorded).allocation == expected
@@ -125,7 +132,7 @@ def test_the_allocation_is_that_of_the_status_scaled_to_the_budget(
 
 def test_each_replica_counts_as_its_gpus_and_a_remainder_is_unused() -> None:
     spec = {**SMALLEST, "engine": {"tensorParallel": 2}, "gpuBudget": {"gpus": 7}}
-    assert router(spec).allocation == Allocation(2, 1)
+    assert router(spec).allocation == allocated(2, 1)
     assert router(SMALLEST).allocation is None
 
 

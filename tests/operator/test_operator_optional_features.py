@@ -57,7 +57,7 @@ def missing(kind: str, name: str, error: ClusterError) -> Callable[[OperatorHarn
 
 def measured(problem: str) -> Callable[[OperatorHarness], None]:
     def change(harness: OperatorHarness) -> None:
-        harness.decisions.unmeasured[KEY] = problem
+        harness.seen.unmeasured[KEY] = problem
 
     return change
 
@@ -66,7 +66,7 @@ def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
     """Both pools had enough tokens to fetch, and these fetched too few."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
+        harness.seen.cache_health[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
 
     return change
 
@@ -75,7 +75,7 @@ def unreachable(problem: str) -> Callable[[OperatorHarness], None]:
     """The gateways cannot be asked what their engines fetch."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(unreachable=problem)
+        harness.seen.cache_health[KEY] = CacheHealth(unreachable=problem)
 
     return change
 
@@ -84,7 +84,7 @@ def reported(**reports: Any) -> Callable[[OperatorHarness], None]:
     """The engines have reported this."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(**reports)
+        harness.seen.cache_health[KEY] = CacheHealth(**reports)
 
     return change
 
