@@ -1561,7 +1561,7 @@ class RoutingStatus(APIObject):
     """The result of spec.routing.calibration; unset before the first one."""
 
 
-class GPUBudgetStatus(APIObject):
+class Allocation(APIObject):
     """How the pools share the GPU budget."""
 
     speculative_replicas: int
@@ -1600,5 +1600,5 @@ class Status(APIObject):
     """Replicas of the gateway."""
     routing: RoutingStatus | None = None
     """Routing policy in the gateway's configuration."""
-    gpu_budget: GPUBudgetStatus | None = None
+    gpu_budget: Allocation | None = None
     """How the pools share spec.gpuBudget; unset without one."""

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.gpu_budget import Demand, averaged, pool_to_grow
 from dps_engines.pools import POOLS, PoolName, other_pool
-from dps_operator.api import GPUBudgetStatus
+from dps_operator.api import Allocation
 from dps_operator.effective import Router, effective_routers, live_engines
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import MetricsReader, gateway_addresses
@@ -76,9 +76,7 @@ def demand(found: Mapping[str, Activities]) -> Demand:
     return {pool: sum(one[pool].present for one in found.values()) for pool in POOLS}
 
 
-def moved(
-    current: GPUBudgetStatus, demand: Demand, now: str, load_ratio: float = 1.0
-) -> GPUBudgetStatus | None:
+def moved(current: Allocation, demand: Demand, now: str, load_ratio: float = 1.0) -> Allocation | None:
     """The allocation after moving one replica to the pool with the higher load; None if none should be moved.
 
     load_ratio: see `dps_engines.gpu_budget.pool_to_grow`.
@@ -212,7 +210,7 @@ class Autoscaler:
             self._observations.allocations[key] = after
             self._queue.add(key)
 
-    def _serves_as_allocated(self, router: Router, current: GPUBudgetStatus) -> bool:
+    def _serves_as_allocated(self, router: Router, current: Allocation) -> bool:
         """Whether every replica of the allocation is ready, so that both pools serve during and after a move."""
         engines = live_engines(self._observations, router)
         return all(
@@ -220,7 +218,7 @@ class Autoscaler:
             for pool, count in current.counts.items()
         )
 
-    def _cooling(self, current: GPUBudgetStatus, cooldown: float) -> bool:
+    def _cooling(self, current: Allocation, cooldown: float) -> bool:
         """Whether the last move was less than `cooldown` seconds ago."""
         if current.last_move_time is None:
             return False

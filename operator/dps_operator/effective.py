@@ -16,6 +16,7 @@ from dps_engines.pools import POOLS, PoolName
 from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
 from dps_operator import api
+from dps_operator.api import Allocation
 from dps_operator.calibration import recommendation
 from dps_operator.errors import SpecError
 from dps_operator.objects import MODELS, Key, Manifest, Owner, child_name
@@ -127,7 +128,7 @@ class Router(Owner):
     """The prefix cache that the engines share; None if they share none."""
     mooncake_master: api.MooncakeMaster | None
     """The Mooncake master that the operator deploys; None if there is none, or if the engines share no pages."""
-    allocation: api.GPUBudgetStatus | None
+    allocation: Allocation | None
     """How the pools share the GPU budget; None without one."""
 
     @property
@@ -160,7 +161,7 @@ class Observed:
     engines: Mapping[str, Child] = field(default_factory=dict)
     """The live Deployments of the engines, by pool."""
     pods: Sequence[Pod] = ()
-    allocation: api.GPUBudgetStatus | None = None
+    allocation: Allocation | None = None
     """The autoscaler's allocation of the GPU budget; None if that of the status is the newest."""
     idle: Mapping[PoolName, bool] = field(default_factory=dict)
     """Whether a pool is to be scaled to zero, for the pools about which the autoscaler has decided."""
@@ -251,11 +252,7 @@ def _has_own_engine(pool: api.PoolSpec) -> bool:
 
 
 def _pool(
-    spec: api.Spec,
-    engine: api.Engine,
-    name: PoolName,
-    allocation: api.GPUBudgetStatus | None,
-    observed: Observed,
+    spec: api.Spec, engine: api.Engine, name: PoolName, allocation: Allocation | None, observed: Observed
 ) -> EffectivePool:
     """One pool. engine: that of the pools without an engine of their own."""
     pool, live = _declared(spec, name), observed.engines.get(name)
@@ -304,7 +301,7 @@ def _with_version(engine: api.Engine, deployments: Sequence[Child]) -> api.Engin
     return engine.model_copy(update={"version": version})
 
 
-def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> api.GPUBudgetStatus | None:
+def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> Allocation | None:
     """The newest allocation of the GPU budget, scaled if the budget has changed since; None without a budget.
 
     Without an earlier one, the pools have the same number of replicas, and an odd one is speculative.
@@ -317,14 +314,14 @@ def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -
     if speculative + greedy != total:
         share = -(-total * speculative // (speculative + greedy))
         speculative = min(max(share, 1), total - 1)
-    return api.GPUBudgetStatus(
+    return Allocation(
         speculative_replicas=speculative,
         greedy_replicas=total - speculative,
         last_move_time=known.get("lastMoveTime"),
     )
 
 
-def _replicas_allowed_now(allocation: api.GPUBudgetStatus, observed: Observed) -> dict[PoolName, int]:
+def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[PoolName, int]:
     """The replicas to request now. A pool grows only when the other pool's pods have released their GPUs.
 
     Otherwise the new pod would be pending, for which a cluster autoscaler would add a node. Pods that are terminating
@@ -350,9 +347,7 @@ def _routing(routing: api.Routing, recommended: api.RecommendedRouting | None) -
     return routing.model_copy(update=change)
 
 
-def _load_ratio(
-    recommended: api.RecommendedRouting | None, allocation: api.GPUBudgetStatus | None
-) -> float | None:
+def _load_ratio(recommended: api.RecommendedRouting | None, allocation: Allocation | None) -> float | None:
     """The calibrated load ratio; None if it is not to be applied, or is for another budget."""
     found = recommended.gpu_budget if recommended is not None else None
     total = sum(allocation.counts.values()) if allocation is not None else 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dps_engines.pools import PoolName
-from dps_operator.api import GPUBudgetStatus
+from dps_operator.api import Allocation
 from dps_operator.cache_health import CacheHealth
 from dps_operator.diagnose import Problem, awaiting_volumes, is_ready, problem, unmounted
 from dps_operator.objects import (
@@ -258,7 +258,7 @@ class Observations:
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.unmounted: dict[Key, dict[str, str]] = {}
         """Messages about volumes that cannot be mounted, by name of the pod."""
-        self.allocations: dict[Key, GPUBudgetStatus] = {}
+        self.allocations: dict[Key, Allocation] = {}
         """The autoscaler's allocations of GPU budgets that are newer than those in the status."""
         self.idle: dict[Key, dict[PoolName, bool]] = {}
         """Whether a pool is scaled to zero, for the pools about which the autoscaler of this process has decided."""

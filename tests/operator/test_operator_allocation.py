@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
-from dps_operator.api import GPUBudgetStatus
+from dps_operator.api import Allocation
 from dps_operator.autoscale import moved
 from dps_operator.effective import Observed
 from dps_operator.observe import Observations, observed_pod
@@ -23,11 +23,11 @@ ratios = st.floats(0.1, 10)
 demands = st.fixed_dictionaries({pool: st.floats(0, 10_000) for pool in POOLS})
 
 
-def allocated(speculative: int, greedy: int, moved_at: str | None = None) -> GPUBudgetStatus:
-    return GPUBudgetStatus(speculative_replicas=speculative, greedy_replicas=greedy, last_move_time=moved_at)
+def allocated(speculative: int, greedy: int, moved_at: str | None = None) -> Allocation:
+    return Allocation(speculative_replicas=speculative, greedy_replicas=greedy, last_move_time=moved_at)
 
 
-def highest_load(allocation: GPUBudgetStatus, demand: dict[Any, float]) -> float:
+def highest_load(allocation: Allocation, demand: dict[Any, float]) -> float:
     return max(demand[pool] / count for pool, count in allocation.counts.items())
 
 
@@ -80,9 +80,7 @@ def test_at_constant_demand_no_move_is_undone(
         seen.append(after)
 
 
-def requested(
-    allocation: GPUBudgetStatus, desired: dict[str, int], pods: dict[str, int]
-) -> dict[str, int | None]:
+def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, int]) -> dict[str, int | None]:
     """The replicas that the pools request. desired: those of the live Deployments. pods: those that exist."""
     engines = {pool: workload(f"qwen-{pool}", replicas(desired=count)) for pool, count in desired.items()}
     existing = [observed_pod(pod("p", pool)) for pool in POOLS for _ in range(pods[pool])]
@@ -109,7 +107,7 @@ def test_requested_replicas_never_need_more_gpus_than_are_free(
         assert not grows or count + pods[other] <= speculative + greedy
 
 
-STATUSES: dict[str, tuple[int, dict[str, Any], GPUBudgetStatus]] = {
+STATUSES: dict[str, tuple[int, dict[str, Any], Allocation]] = {
     "no status": (5, {}, allocated(3, 2)),
     "unchanged": (4, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(1, 3)),
     "smaller budget": (2, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(1, 1)),
@@ -124,7 +122,7 @@ STATUSES: dict[str, tuple[int, dict[str, Any], GPUBudgetStatus]] = {
 
 @pytest.mark.parametrize(("gpus", "status", "expected"), STATUSES.values(), ids=STATUSES.keys())
 def test_the_allocation_is_that_of_the_status_scaled_to_the_budget(
-    gpus: int, status: dict[str, Any], expected: GPUBudgetStatus
+    gpus: int, status: dict[str, Any], expected: Allocation
 ) -> None:
     recorded = {"gpuBudget": status} if status else {}
     assert router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, status=recorded).allocation == expected

@@ -67,7 +67,7 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
         "failedJobsHistoryLimit": 1,
         "jobTemplate": {"spec": {"backoffLimit": 0, "template": template}},
     }
-    return [child_manifest(router, "batch/v1", "CronJob", "calibration", spec=spec)]
+    return [child_manifest(router, "CronJob", "calibration", spec=spec)]
 
 
 def _arguments(router: Router, calibration: Calibration) -> list[str]:

@@ -1,6 +1,7 @@
 """The gateway: its configuration, Deployment, Services and permissions."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -20,6 +21,7 @@ from dps_operator.build.pods import (
     service,
     source_additions,
     spread,
+    volume,
 )
 from dps_operator.build.redis import URL_KEY
 from dps_operator.effective import EffectivePool, Router, model_path
@@ -208,7 +210,7 @@ def read_at_start(config: dict[str, Any]) -> dict[str, Any]:
 def gateway_config_map(router: Router) -> Manifest:
     """The ConfigMap with the configuration file."""
     text = yaml.safe_dump(gateway_config(router), sort_keys=False)
-    return child_manifest(router, "v1", "ConfigMap", "gateway", data={CONFIG_FILE: text})
+    return child_manifest(router, "ConfigMap", "gateway", data={CONFIG_FILE: text})
 
 
 def _grace_seconds(router: Router) -> int:
@@ -219,52 +221,43 @@ def _grace_seconds(router: Router) -> int:
     return math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS
 
 
-def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
-    """The container's mounts and the pod's volumes."""
+def _volumes(router: Router) -> Iterator[Manifest]:
+    """What to merge into the pod spec for each volume."""
     spec, store = router.spec, router.spec.session_store
-    mounts: list[Manifest] = [
-        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
-        {"name": "cache", "mountPath": CACHE_DIR},
-        {"name": "tmp", "mountPath": "/tmp"},
-    ]
-    volumes: list[Manifest] = [
-        {"name": "config", "configMap": {"name": child_name(router, "gateway")}},
-        {"name": "cache", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
 
-    def mount(name: str, folder: str, **source: Any) -> None:
-        mounts.append({"name": name, "mountPath": folder, "readOnly": True})
-        volumes.append({"name": name, **source})
+    def mount(name: str, folder: str, **source: Any) -> Manifest:
+        return volume("gateway", name, folder, read_only=True, **source)
 
-    def mount_key(name: str, path: str, reference: SecretKeyRef, **options: Any) -> None:
+    def mount_key(name: str, path: str, reference: SecretKeyRef, **options: Any) -> Manifest:
         """Mount one key of a Secret as a file."""
         folder, _, file = path.rpartition("/")
         items = [{"key": reference.key, "path": file}]
-        mount(name, folder, secret={"secretName": reference.name, "items": items, **options})
+        return mount(name, folder, secret={"secretName": reference.name, "items": items, **options})
 
-    mount_key("admin-token", ADMIN_TOKEN_FILE, credential(router, "gateway", ADMIN_TOKEN_KEY))
+    yield mount("config", CONFIG_DIR, configMap={"name": child_name(router, "gateway")})
+    yield volume("gateway", "cache", CACHE_DIR, emptyDir={})
+    yield volume("gateway", "tmp", "/tmp", emptyDir={})
+    yield mount_key("admin-token", ADMIN_TOKEN_FILE, credential(router, "gateway", ADMIN_TOKEN_KEY))
     if spec.gateway.auth is not None:
-        mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
+        yield mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
     if spec.gateway.tls is not None:
-        mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
+        yield mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
     if (key := spec.engine.api_key_secret_ref) is not None:
-        mount_key("engine-key", ENGINE_KEY_FILE, key)
+        yield mount_key("engine-key", ENGINE_KEY_FILE, key)
     if (url := store.url_secret_ref) is not None:
         # If the Secret is missing, the pod's status states this because of the variable DPS_REDIS_URL; a missing volume
         # would only be visible in events.
-        mount_key("redis-url", REDIS_URL_FILE, url, optional=True)
+        yield mount_key("redis-url", REDIS_URL_FILE, url, optional=True)
     if (authorities := store.ca_secret_ref) is not None:
-        mount_key("redis-ca", CA_FILE, authorities)
+        yield mount_key("redis-ca", CA_FILE, authorities)
     cache = spec.model.cache
     if cache is not None and _tokenizer(router).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
-        mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
-    return mounts, volumes
+        yield mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
 
 
-def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Manifest:
+def _container(router: Router, settings: Settings) -> Manifest:
     spec = router.spec
     env: list[Manifest] = [
         *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
@@ -287,27 +280,27 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
             {"httpGet": {"path": "/readyz", "port": "admin"}},
             live={"httpGet": {"path": "/livez", "port": "admin"}},
         ),
-        "volumeMounts": mounts,
     }
 
 
 def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
     """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
     gateway = router.spec.gateway
-    mounts, volumes = _mounts(router)
     pod: Manifest = {
         "automountServiceAccountToken": True,
-        "containers": [_container(router, settings, mounts)],
+        "containers": [_container(router, settings)],
         "serviceAccountName": child_name(router, "gateway"),
         "terminationGracePeriodSeconds": _grace_seconds(router),
         "topologySpreadConstraints": spread(router, "gateway"),
-        "volumes": volumes,
     }
+    source = source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)
+    for additions in (*_volumes(router), source):
+        pod = overlay(pod, additions)
     template = pod_template(
         router,
         "gateway",
         settings,
-        overlay(pod, source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)),
+        pod,
         gateway.pod_template,
         {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
         user=USER,
@@ -321,7 +314,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     }
     if gateway.autoscaling is None:
         spec["replicas"] = router.gateway_replicas
-    return child_manifest(router, "apps/v1", "Deployment", "gateway", spec=spec)
+    return child_manifest(router, "Deployment", "gateway", spec=spec)
 
 
 def gateway_services(router: Router) -> list[Manifest]:
@@ -350,15 +343,10 @@ def gateway_identity(router: Router) -> list[Manifest]:
         },
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["watch"]},
     ]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": router.namespace}]
     return [
-        child_manifest(router, "v1", "ServiceAccount", "gateway", automountServiceAccountToken=False),
-        child_manifest(router, "rbac.authorization.k8s.io/v1", "Role", "gateway", rules=rules),
-        child_manifest(
-            router,
-            "rbac.authorization.k8s.io/v1",
-            "RoleBinding",
-            "gateway",
-            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            subjects=[{"kind": "ServiceAccount", "name": name, "namespace": router.namespace}],
-        ),
+        child_manifest(router, "ServiceAccount", "gateway", automountServiceAccountToken=False),
+        child_manifest(router, "Role", "gateway", rules=rules),
+        child_manifest(router, "RoleBinding", "gateway", roleRef=role, subjects=subjects),
     ]

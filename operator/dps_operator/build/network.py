@@ -18,8 +18,6 @@ from dps_operator.objects import (
     selector,
 )
 
-NETWORKING = "networking.k8s.io/v1"
-
 
 def ingress(router: Router) -> list[Manifest]:
     """The Ingress; empty if the spec has none."""
@@ -34,7 +32,7 @@ def ingress(router: Router) -> list[Manifest]:
         ingressClassName=settings.class_name,
         tls=None if settings.tls_secret_name is None else tls,
     )
-    return [child_manifest(router, NETWORKING, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
+    return [child_manifest(router, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
 
 
 def http_route(router: Router) -> list[Manifest]:
@@ -55,7 +53,7 @@ def http_route(router: Router) -> list[Manifest]:
     )
     parents, hosts = list(map(to_wire, settings.parent_refs)), list(settings.hostnames)
     spec = given(parentRefs=parents, rules=[rule], hostnames=hosts or None)
-    return [child_manifest(router, "gateway.networking.k8s.io/v1", "HTTPRoute", "gateway", spec=spec)]
+    return [child_manifest(router, "HTTPRoute", "gateway", spec=spec)]
 
 
 def _tcp(port: int) -> list[Manifest]:
@@ -69,7 +67,7 @@ def _policy(router: Router, component: Component, rules: list[Manifest], *, egre
         "policyTypes": ["Ingress"] if egress else ["Ingress", "Egress"],
         "ingress": rules,
     }
-    return child_manifest(router, NETWORKING, "NetworkPolicy", component, spec=spec)
+    return child_manifest(router, "NetworkPolicy", component, spec=spec)
 
 
 def network_policies(router: Router) -> list[Manifest]:
@@ -135,22 +133,17 @@ def service_monitor(router: Router) -> list[Manifest]:
     components = ["metrics", *POOLS]
     if router.mooncake_master is not None:
         components.append("mooncake")
-    manifest = child_manifest(
-        router,
-        "monitoring.coreos.com/v1",
-        "ServiceMonitor",
-        "metrics",
-        spec={
-            "selector": {
-                "matchLabels": {ROUTER_LABEL: router.name},
-                "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": components}],
-            },
-            # Each Service has one of these ports: the gateway's metrics Service has admin, the others have http.
-            "endpoints": [
-                {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
-            ],
-            "targetLabels": [ROUTER_LABEL, COMPONENT_LABEL],
+    spec: Manifest = {
+        "selector": {
+            "matchLabels": {ROUTER_LABEL: router.name},
+            "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": components}],
         },
-    )
+        # Each Service has one of these ports: the gateway's metrics Service has admin, the others have http.
+        "endpoints": [
+            {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
+        ],
+        "targetLabels": [ROUTER_LABEL, COMPONENT_LABEL],
+    }
+    manifest = child_manifest(router, "ServiceMonitor", "metrics", spec=spec)
     manifest["metadata"]["labels"] |= monitor.labels
     return [manifest]

@@ -23,6 +23,7 @@ from dps_operator.objects import (
     Manifest,
     child_manifest,
     credential_entry,
+    given,
     labels,
     selector,
 )
@@ -124,6 +125,15 @@ def probes(handler: Manifest, *, live: Manifest | None = None) -> Manifest:
     }
 
 
+def volume(container: str, name: str, folder: str, *, read_only: bool = False, **source: Any) -> Manifest:
+    """What to merge into a pod spec so that a container has a volume. source: the volume's other fields."""
+    mount = {"name": name, "mountPath": folder} | ({"readOnly": True} if read_only else {})
+    return {
+        "containers": [{"name": container, "volumeMounts": [mount]}],
+        "volumes": [{"name": name, **source}],
+    }
+
+
 def claim_spec(size: str, storage_class: str | None, mode: str = "ReadWriteMany") -> Manifest:
     """The spec of a PersistentVolumeClaim that the operator creates."""
     spec: Manifest = {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
@@ -140,7 +150,7 @@ def service(router: Router, component: Component, ports: Mapping[str, int], **sp
             for name, port in ports.items()
         ],
     }
-    return child_manifest(router, "v1", "Service", component, spec=body | spec)
+    return child_manifest(router, "Service", component, spec=body | spec)
 
 
 def pod_template(
@@ -255,16 +265,10 @@ def source_additions(source: ModelSource | None, role: Role, target: Target, ima
     if source.s3 is not None or source.gs is not None:
         return _download(bucket_of(source), role, target, image)
     if source.pvc is not None:
-        volume: Manifest = {"persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
+        content: Manifest = {"persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
     elif source.oci is not None:
-        policy = {"pullPolicy": source.oci.pull_policy} if source.oci.pull_policy else {}
-        volume = {"image": {"reference": source.oci.image, **policy}}
-    name = f"{role}-source"
-    mount = {"name": name, "mountPath": f"{MOUNTS}/{role}", "readOnly": True}
-    return {
-        "containers": [{"name": target.name, "volumeMounts": [mount]}],
-        "volumes": [{"name": name, **volume}],
-    }
+        content = {"image": given(reference=source.oci.image, pullPolicy=source.oci.pull_policy)}
+    return volume(target.name, f"{role}-source", f"{MOUNTS}/{role}", read_only=True, **content)
 
 
 def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: str) -> Manifest:

@@ -152,5 +152,5 @@ def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
     }
     return [
         service(router, "mooncake", PORTS),
-        child_manifest(router, "apps/v1", "Deployment", "mooncake", spec=deployment),
+        child_manifest(router, "Deployment", "mooncake", spec=deployment),
     ]

@@ -107,30 +107,25 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
     template = pod_template(
         router, "redis", settings, pod, store.pod_template, {SECRET_REVISION: revision}, user=USER
     )
-    return child_manifest(
-        router,
-        "apps/v1",
-        "StatefulSet",
-        "redis",
-        spec={
-            "replicas": 1,
-            "serviceName": name,
-            # With OrderedReady, a pod that cannot start would not be replaced when its template is corrected.
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": selector(router, "redis")},
-            # Session records expire within hours, so the volume is deleted with the store.
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
-            "template": template,
-            "volumeClaimTemplates": [
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolumeClaim",
-                    "metadata": {"name": "data"},
-                    "spec": claim_spec(store.size, store.storage_class_name, "ReadWriteOnce"),
-                }
-            ],
-        },
-    )
+    spec: Manifest = {
+        "replicas": 1,
+        "serviceName": name,
+        # With OrderedReady, a pod that cannot start would not be replaced when its template is corrected.
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": selector(router, "redis")},
+        # Session records expire within hours, so the volume is deleted with the store.
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+        "template": template,
+        "volumeClaimTemplates": [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": "data"},
+                "spec": claim_spec(store.size, store.storage_class_name, "ReadWriteOnce"),
+            }
+        ],
+    }
+    return child_manifest(router, "StatefulSet", "redis", spec=spec)
 
 
 def redis_service(router: Router) -> Manifest:

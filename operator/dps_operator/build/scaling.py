@@ -7,23 +7,18 @@ from dps_operator.objects import Component, Manifest, child_manifest, child_name
 def _autoscaler(
     router: Router, component: Component, bounds: tuple[int, int], metric: Manifest, scale_down_seconds: int
 ) -> Manifest:
-    return child_manifest(
-        router,
-        "autoscaling/v2",
-        "HorizontalPodAutoscaler",
-        component,
-        spec={
-            "scaleTargetRef": {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "name": child_name(router, component),
-            },
-            "minReplicas": bounds[0],
-            "maxReplicas": bounds[1],
-            "metrics": [metric],
-            "behavior": {"scaleDown": {"stabilizationWindowSeconds": scale_down_seconds}},
+    spec: Manifest = {
+        "scaleTargetRef": {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": child_name(router, component),
         },
-    )
+        "minReplicas": bounds[0],
+        "maxReplicas": bounds[1],
+        "metrics": [metric],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": scale_down_seconds}},
+    }
+    return child_manifest(router, "HorizontalPodAutoscaler", component, spec=spec)
 
 
 def autoscalers(router: Router) -> list[Manifest]:
@@ -73,18 +68,14 @@ def disruption_budgets(router: Router) -> list[Manifest]:
     ]
     if router.gateway_replicas > 1 or gateway.autoscaling is not None:
         components.append("gateway")
+    # A pod that is not ready, such as one that crashes, must not block a drain.
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return [
         child_manifest(
             router,
-            "policy/v1",
             "PodDisruptionBudget",
             component,
-            spec={
-                "maxUnavailable": 1,
-                # A pod that is not ready, such as one that crashes, must not block a drain.
-                "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": selector(router, component)},
-            },
+            spec=spec | {"selector": {"matchLabels": selector(router, component)}},
         )
         for component in components
     ]
