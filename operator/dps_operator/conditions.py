@@ -7,8 +7,7 @@ from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import ConditionType
 from dps_operator.build.launch import memory_warning
 from dps_operator.cache_health import CacheHealth
-from dps_operator.calibration import ResultError, calibration_result, newest_calibration
-from dps_operator.diagnose import Problem, last_line, most_severe
+from dps_operator.diagnose import Problem, most_severe
 from dps_operator.effective import Router
 from dps_operator.errors import ClusterError, SpecError
 from dps_operator.objects import ChildKey, Component, child_name
@@ -277,9 +276,11 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     calibration = router.spec.routing.calibration
     if calibration is None:
         return []
-    if failure := _failed_calibration(observed):
-        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", failure)]
-    waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.finished]
+    ended = [pod.calibrated for pod in observed.pods if pod.calibrated]
+    last = max(ended, key=lambda each: each.time, default=None)
+    if last is not None and last.failure:
+        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", last.failure)]
+    waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.calibrated]
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:
         return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
@@ -292,23 +293,6 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     if calibration.apply:
         return [Condition("RoutingCalibrated", "True", "Applied", router.recommended.verdict)]
     return [Condition("RoutingCalibrated", "True", "Recommended", router.recommended.verdict)]
-
-
-def _failed_calibration(observed: StatusInput) -> str:
-    """Why the last calibration has no result; empty if it has one, or if none has finished."""
-    last = newest_calibration(observed.pods)
-    if last is None:
-        return ""
-    if last.exit_code != 0:
-        return f"the last calibration failed: {last_line(last.message)}"
-    try:
-        calibration_result(last)
-    except ResultError as error:
-        return (
-            f"the result of the last calibration cannot be read: {error}; check that labImage in the chart's "
-            "values has the version of the operator"
-        )
-    return ""
 
 
 def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condition]:

@@ -1,9 +1,13 @@
-"""Diagnoses why a pod is not ready. This module performs no I/O."""
+"""What pods tell: why one is not ready, and the result of a calibration. This module performs no I/O."""
 
+import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from pydantic import ValidationError
+
+from dps_operator.api import RecommendedRouting
 from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest, condition
 
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -160,3 +164,61 @@ def problem(pod: Manifest, component: str) -> Problem | None:
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod's Ready condition is True."""
     return bool(condition(pod, "Ready").get("status") == "True")
+
+
+SHOWN_CHARACTERS: Final = 80
+"""The maximum length of an unreadable result in a message; the rest is cut off."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The end of a calibration."""
+
+    time: str
+    """When it ended (RFC 3339, UTC), or began if no container has run."""
+    found: RecommendedRouting | None = None
+    """Its result; None if it has failed."""
+    failure: str = ""
+    """Why it has no result; empty if it has one."""
+
+
+def calibrated(pod: Manifest) -> Calibrated | None:
+    """The end of the calibration that the pod has run; None if it has not ended.
+
+    Its termination message is the result, or after a failure the end of the log or why the kubelet ended the pod.
+    """
+    status = pod.get("status", {})
+    states = [container.get("state", {}) for container in status.get("containerStatuses", [])]
+    ended = next((state["terminated"] for state in states if state.get("terminated") is not None), None)
+    if ended is None:
+        return None
+    message = status.get("message") or ended.get("message", "")
+    time = ended.get("finishedAt") or pod["metadata"].get("creationTimestamp", "")
+    if ended["exitCode"] != 0:
+        return Calibrated(time, failure=f"the last calibration failed: {last_line(message)}")
+    try:
+        return Calibrated(time, _result(message, time))
+    except ValueError as error:
+        failure = (
+            f"the result of the last calibration cannot be read: {error}; check that labImage in the chart's "
+            "values has the version of the operator"
+        )
+        return Calibrated(time, failure=failure)
+
+
+def _result(message: str, time: str) -> RecommendedRouting:
+    """The result in a termination message. Raises ValueError, whose message says what is wrong with it."""
+    shown = message if len(message) <= SHOWN_CHARACTERS else f"{message[:SHOWN_CHARACTERS]}…"
+    quoted = json.dumps(shown, ensure_ascii=False)
+    try:
+        document = json.loads(message)
+    except ValueError:
+        raise ValueError(f"its termination message {quoted} is not JSON") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"its termination message {quoted} is not a JSON object")
+    try:
+        return RecommendedRouting.model_validate({**document, "time": time})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{field} in its termination message: {first['msg']}") from None

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
+
 from dps_engines import launch
 from dps_engines.launch import EngineError, Unshareable
 from dps_engines.pools import POOLS, PoolName
@@ -17,7 +19,6 @@ from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
 from dps_operator import api
 from dps_operator.api import Allocation
-from dps_operator.calibration import recommendation
 from dps_operator.errors import SpecError
 from dps_operator.objects import MODELS, Key, Manifest, Owner, child_name
 from dps_operator.observe import Child, Observations, Pod
@@ -215,7 +216,7 @@ def resolved_router(
     )
     allocation = _allocation(spec, status, observed)
     pools = {name: _pool(spec, engine, name, allocation, observed) for name in POOLS}
-    calibration, recorded = spec.routing.calibration, recommendation(spec, (), status)
+    calibration, recorded = spec.routing.calibration, _recommended(spec, (), status)
     to_apply = recorded if calibration is not None and calibration.apply else None
     cache = spec.prefix_cache if spec.prefix_cache and spec.prefix_cache.mode == "Common" else None
     unshareable = _unshareable(spec, pools) if cache is not None else None
@@ -233,7 +234,7 @@ def resolved_router(
         spec.model_copy(update={"engine": engine, "routing": _routing(spec.routing, to_apply)}),
         pools=pools,
         gateway_replicas=gateways or api.DEFAULT_GATEWAY_REPLICAS,
-        recommended=recommendation(spec, observed.pods, status),
+        recommended=_recommended(spec, observed.pods, status),
         load_ratio=_load_ratio(to_apply, allocation),
         redis=None if store.url_secret_ref is not None else store.managed or api.ManagedStore(),
         unshareable=unshareable,
@@ -335,6 +336,21 @@ def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[Po
         desired = engine.replicas.desired if engine else 0
         result[pool] = min(counts[pool], max(desired, total - pods[other], 1))
     return result
+
+
+def _recommended(
+    spec: api.Spec, pods: Sequence[Pod], status: Mapping[str, Any]
+) -> api.RecommendedRouting | None:
+    """The result of the newest calibration that has found one, in the pods or in the status.
+
+    None if there is no such result, or if the spec has no calibration.
+    """
+    if spec.routing.calibration is None:
+        return None
+    found = [pod.calibrated.found for pod in pods if pod.calibrated is not None and pod.calibrated.found]
+    with suppress(ValidationError):
+        found.insert(0, api.RecommendedRouting.model_validate(status.get("routing", {}).get("recommended")))
+    return max(found, key=lambda each: each.time, default=None)
 
 
 def _routing(routing: api.Routing, recommended: api.RecommendedRouting | None) -> api.Routing:

@@ -8,7 +8,15 @@ from typing import Any
 from dps_engines.pools import PoolName
 from dps_operator.api import Allocation
 from dps_operator.cache_health import CacheHealth
-from dps_operator.diagnose import Problem, awaiting_volumes, is_ready, problem, unmounted
+from dps_operator.diagnose import (
+    Calibrated,
+    Problem,
+    awaiting_volumes,
+    calibrated,
+    is_ready,
+    problem,
+    unmounted,
+)
 from dps_operator.objects import (
     COMPONENT_LABEL,
     ENGINE,
@@ -84,17 +92,6 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The end of a pod that runs to completion."""
-
-    exit_code: int
-    message: str
-    """The termination message: the result, or after a failure the end of the log or why the kubelet ended the pod."""
-    time: str
-    """When it ended (RFC 3339, UTC), or began if no container has run."""
-
-
-@dataclass(frozen=True)
 class Pod:
     """A pod of a component."""
 
@@ -108,8 +105,8 @@ class Pod:
     """Address of the pod; empty if it has none yet."""
     ready: bool = False
     """Whether its condition Ready is True."""
-    finished: Finished | None = None
-    """The result of a calibration that has ended; None for other pods."""
+    calibrated: Calibrated | None = None
+    """The end of a calibration; None for other pods."""
     awaiting_volumes: bool = False
     """Whether its volumes may not be mounted yet, and nothing else is known to keep it from being ready."""
 
@@ -206,17 +203,6 @@ def observed_child(body: Manifest) -> Child:
     )
 
 
-def _finished(body: Manifest) -> Finished | None:
-    status = body.get("status", {})
-    for container in status.get("containerStatuses", []):
-        ended = container.get("state", {}).get("terminated")
-        if ended is not None:
-            message = status.get("message") or ended.get("message", "")
-            time = ended.get("finishedAt") or body["metadata"].get("creationTimestamp", "")
-            return Finished(ended["exitCode"], message, time)
-    return None
-
-
 def observed_pod(body: Manifest) -> Pod:
     """The cached fields of a pod."""
     metadata = body["metadata"]
@@ -231,7 +217,7 @@ def observed_pod(body: Manifest) -> Pod:
         resource_version=int(metadata.get("resourceVersion", 0)),
         ip=body.get("status", {}).get("podIP", ""),
         ready=is_ready(body),
-        finished=_finished(body) if component == "calibration" else None,
+        calibrated=calibrated(body) if component == "calibration" else None,
         awaiting_volumes=diagnosis is not None and diagnosis.reason == "Starting" and awaiting_volumes(body),
     )
 

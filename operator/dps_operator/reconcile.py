@@ -203,7 +203,7 @@ class Reconciler:
             outcome.failure = error
 
     async def _apply_manifest(self, router: Router, manifest: Manifest) -> None:
-        """Apply one child server-side, unless the same manifest was applied and its fields are still owned by the operator.
+        """Apply one child, unless the same manifest was applied and its fields are still owned by the operator.
 
         Raises RejectedError if this DPSRouter does not own the live object, or if the API server rejects the manifest.
         """
