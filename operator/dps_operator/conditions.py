@@ -1,6 +1,7 @@
 """The conditions of a DPSRouter, from its effective spec and its observed children. No I/O."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dps_engines.pools import POOLS, PoolName, other_pool
@@ -31,7 +32,7 @@ NOUNS: Mapping[Component, str] = {
     "redis": "session store",
     "mooncake": "Mooncake master",
 }
-"""The components in messages."""
+"""The components in messages, in the order in which their rollouts are reported."""
 
 
 @dataclass
@@ -105,16 +106,11 @@ def progressing(router: Router, observed: StatusInput) -> Condition:
         return Condition("Progressing", "False", "ProgressDeadlineExceeded", failed)
     if rollout := _rollout(router, observed):
         return Condition("Progressing", "True", "RollingOut", rollout)
-    message = f"all replicas are ready and up to date{_kept_suffix(observed.kept)}"
+    message = "all replicas are ready and up to date"
+    if observed.kept:
+        subject = "both pools keep" if len(observed.kept) > 1 else f"the {observed.kept[0]} pool keeps"
+        message += f"; {subject} the pod template of another operator release (spec.engine.upgradePolicy)"
     return Condition("Progressing", "False", "Settled", message)
-
-
-def _kept_suffix(pools: Collection[PoolName]) -> str:
-    """The end of a condition's message that names the pools which keep their pod template; empty if none does."""
-    if not pools:
-        return ""
-    subject = "both pools keep" if len(pools) > 1 else f"the {next(iter(pools))} pool keeps"
-    return f"; {subject} the pod template of another operator release (spec.engine.upgradePolicy)"
 
 
 def _rollout(router: Router, observed: StatusInput) -> str:
@@ -123,42 +119,28 @@ def _rollout(router: Router, observed: StatusInput) -> str:
         other = other_pool(observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
         return observed.with_cause(message, router, other)
-    for component in _rolled_out(router):
+    deployed = {"redis": router.redis, "mooncake": router.mooncake_master}
+    for component in NOUNS:
         replicas = observed.replicas(router, component)
-        if replicas is None or not replicas.settled:
+        if deployed.get(component, router) is not None and (replicas is None or not replicas.settled):
             message = f"the {NOUNS[component]} is rolling out"
             return observed.with_cause(message, router, component)
     return ""
 
 
-def _rolled_out(router: Router) -> list[Component]:
-    """The components that the operator deploys, in the order in which their rollouts are reported."""
-    components: list[Component] = [*POOLS, "gateway"]
-    if router.redis is not None:
-        components.append("redis")
-    if router.mooncake_master is not None:
-        components.append("mooncake")
-    return components
-
-
 def component_conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """One condition for each component."""
+    if reference := router.spec.session_store.url_secret_ref:
+        message = f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
+        store = Condition("SessionStoreReady", "True", "External", message)
+    else:
+        store = _component_ready(router, observed, "redis", "SessionStoreReady")
     return [
         _component_ready(router, observed, "speculative", "SpeculativePoolReady"),
         _component_ready(router, observed, "greedy", "GreedyPoolReady"),
-        _session_store(router, observed),
+        store,
         _component_ready(router, observed, "gateway", "GatewayReady"),
     ]
-
-
-def _session_store(router: Router, observed: StatusInput) -> Condition:
-    reference = router.spec.session_store.url_secret_ref
-    if reference is None:
-        return _component_ready(router, observed, "redis", "SessionStoreReady")
-    message = (
-        f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
-    )
-    return Condition("SessionStoreReady", "True", "External", message)
 
 
 def _component_ready(
@@ -168,8 +150,15 @@ def _component_ready(
     replicas = observed.replicas(router, component)
     if replicas is None:
         return Condition(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
-    if stopped := _stopped(router, observed, component, type, replicas.desired):
-        return stopped
+    if router.spec.suspend and not router.spec.paused and component in POOLS:
+        message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
+        return Condition(type, "False", "Suspended", message)
+    if component in router.scaled_to_zero:
+        message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
+        return Condition(type, "False", "ScaledToZero", message)
+    if replicas.desired == 0:
+        message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
+        return Condition(type, "False", "ScaledToZero", message)
     problem, cause = observed.problem(component), observed.cause(router, component)
     count = f"{replicas.ready} of {replicas.desired} replicas are ready"
     if replicas.ready >= replicas.desired:
@@ -181,22 +170,6 @@ def _component_ready(
     if cause:
         return Condition(type, "False", "PodsForbidden", cause)
     return Condition(type, "False", "Starting", count)
-
-
-def _stopped(
-    router: Router, observed: StatusInput, component: Component, type: ConditionType, desired: int
-) -> Condition | None:
-    """Why a component has no replicas on purpose; None if it should have some. desired: its number of replicas."""
-    if router.spec.suspend and not router.spec.paused and component in POOLS:
-        message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
-        return Condition(type, "False", "Suspended", message)
-    if component in router.scaled_to_zero:
-        message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
-        return Condition(type, "False", "ScaledToZero", message)
-    if desired == 0:
-        message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
-        return Condition(type, "False", "ScaledToZero", message)
-    return None
 
 
 def autoscaling(router: Router, observed: StatusInput) -> list[Condition]:
@@ -302,8 +275,12 @@ def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condi
         return [Condition("PrefixCacheShared", "False", found.reason, message)]
     if router.shared_cache is None:
         return []
-    health = observed.cache_health
-    return [_shared(health), _master_not_ready(router, observed) or _serving(health)]
+    health, master = observed.cache_health, observed.replicas(router, "mooncake")
+    if router.mooncake_master is None or (master is not None and master.ready > 0):
+        return [_shared(health), _serving(health)]
+    cause = observed.with_cause("the Mooncake master is not ready", router, "mooncake")
+    message = f"{cause}; running engines serve but share no pages, and new engines cannot start"
+    return [_shared(health), Condition("PrefixCacheServing", "False", "MasterNotReady", message)]
 
 
 def _shared(health: CacheHealth) -> Condition:
@@ -322,18 +299,6 @@ def _shared(health: CacheHealth) -> Condition:
         return Condition("PrefixCacheShared", "Unknown", "NotReported", message)
     message = "the engines of both pools can read each other's pages"
     return Condition("PrefixCacheShared", "True", "BothWays", message)
-
-
-def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None:
-    """The condition while the Mooncake master that the operator deploys is not ready; None otherwise."""
-    if router.mooncake_master is None:
-        return None
-    replicas = observed.replicas(router, "mooncake")
-    if replicas is not None and replicas.ready > 0:
-        return None
-    cause = observed.with_cause("the Mooncake master is not ready", router, "mooncake")
-    message = f"{cause}; running engines serve but share no pages, and new engines cannot start"
-    return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
 
 
 def _serving(health: CacheHealth) -> Condition:
@@ -371,9 +336,10 @@ def _pools(names: Collection[PoolName]) -> str:
 
 def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
-    valid = spec_valid(
-        observed.invalid, "; ".join(observed.rejected), "" if observed.invalid else _memory_warning(router)
-    )
+    warning = ""
+    with suppress(SpecError):  # a spec that cannot be applied, or has not been checked yet
+        warning = memory_warning(router)
+    valid = spec_valid(observed.invalid, "; ".join(observed.rejected), warning)
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in router.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
@@ -395,14 +361,6 @@ def conditions(router: Router, observed: StatusInput) -> list[Condition]:
         *components,
         *features,
     ]
-
-
-def _memory_warning(router: Router) -> str:
-    """Why the models may not fit into the GPUs; empty if they do, or if the spec has not been checked yet."""
-    try:
-        return memory_warning(router)
-    except SpecError:
-        return ""
 
 
 def spec_valid(invalid: str, rejected: str = "", warning: str = "") -> Condition:

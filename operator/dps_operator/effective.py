@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from dps_engines import launch
-from dps_engines.launch import EngineError, Unshareable
+from dps_engines.launch import Unshareable
 from dps_engines.pools import POOLS, PoolName
 from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
@@ -379,16 +379,13 @@ def _unshareable(spec: api.Spec, pools: Mapping[PoolName, EffectivePool]) -> Uns
             "LoRAEnabled", "engines with LoRA adapters share no KV; remove spec.model.adapters"
         )
     arguments = {name: pool.all_args for name, pool in pools.items()}
-    try:
-        speculation = launch_speculation(spec.pools.speculative.speculation)
-        found = [pool.runtime.unshareable(pool.version, speculation, arguments) for pool in pools.values()]
-    except EngineError as error:
-        raise SpecError(str(error)) from error
+    speculation = launch_speculation(spec.pools.speculative.speculation)
+    found = [pool.runtime.unshareable(pool.version, speculation, arguments) for pool in pools.values()]
     return next(filter(None, found), None)
 
 
 def launch_speculation(speculation: api.Speculation) -> launch.Speculation:
-    """The settings of the engine's command line. Raises EngineError if a value is outside its limits."""
+    """The settings of the engine's command line. Raises SpecError if a value is outside its limits."""
     fields = speculation.model_dump(exclude={"draft_source"})
     return launch.Speculation(**fields, draft_path=model_path(speculation.draft_source, "draft", MODELS))
 

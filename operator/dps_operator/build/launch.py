@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Final
 
-from dps_engines.launch import Adapter, EngineError, Launch, Traces
+from dps_engines.launch import Adapter, Launch, Traces
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api import Engine
 from dps_operator.build.nodes import SHARES, gpu_bytes
@@ -76,7 +76,7 @@ def _check_arguments(router: Router, pool: EffectivePool) -> None:
         try:
             speculation = launch_speculation(pool.speculation) if pool.speculation else None
             pool.runtime.check_arguments(arguments, speculation, prefix_cache=shares)
-        except EngineError as error:
+        except SpecError as error:
             raise SpecError(f"{field}.args: {error}") from error
 
 
@@ -85,10 +85,7 @@ def host_cache_bytes(router: Router, pool: EffectivePool, line: list[str]) -> in
 
     Raises SpecError if an argument is not a number.
     """
-    try:
-        return pool.runtime.host_cache_bytes(_launch(router, pool), line)
-    except EngineError as error:
-        raise SpecError(str(error)) from error
+    return pool.runtime.host_cache_bytes(_launch(router, pool), line)
 
 
 def engine_arguments(router: Router, name: PoolName) -> list[str]:
@@ -101,17 +98,14 @@ def engine_arguments(router: Router, name: PoolName) -> list[str]:
     engine, runtime = pool.engine, pool.runtime
     try:
         runtime.check_version(pool.version)
-    except EngineError as error:
+    except SpecError as error:
         field = f"spec.pools.{name}" if pool.own_engine else "spec.engine"
         raise SpecError(f"{field}: {error}") from error
     _check_arguments(router, pool)
     # The kubelet inserts the value of the variable, so that the pod template does not contain the key.
     by_argument = spec.engine.api_key_secret_ref is not None and runtime.api_key_variable is None
     api_key = ["--api-key", f"$({API_KEY_VARIABLE})"] if by_argument else []
-    try:
-        launch = _placed_launch(router, pool)
-        runtime.check_launch(launch, engine.image, engine.version, pool.all_args)
-        memory = runtime.memory_arguments(launch, pool.all_args)
-        return [*runtime.arguments(launch), *api_key, *memory, *pool.all_args]
-    except EngineError as error:
-        raise SpecError(str(error)) from error
+    launch = _placed_launch(router, pool)
+    runtime.check_launch(launch, engine.image, engine.version, pool.all_args)
+    memory = runtime.memory_arguments(launch, pool.all_args)
+    return [*runtime.arguments(launch), *api_key, *memory, *pool.all_args]
