@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from dps_operator.autoscale import Autoscaler
-from dps_operator.cache_watch import CacheWatch
+from dps_operator.cache_health import CacheWatch
 from dps_operator.kube import Cluster
 from dps_operator.lease import Leadership
 from dps_operator.metrics import MetricsReader

@@ -1,5 +1,7 @@
-"""Observes whether the common prefix cache of a DPSRouter serves its engines, for a condition."""
+"""Observes whether the common prefix caches of DPSRouters serve their engines, for a condition."""
 
+import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +10,16 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.pools import POOLS, PoolName
+from dps_operator.diagnose import CacheHealth
+from dps_operator.effective import Router, effective_routers
+from dps_operator.errors import GatewaysUnreachableError
+from dps_operator.metrics import MetricsReader, gateway_addresses
+from dps_operator.objects import Key
+from dps_operator.observe import Observations
+from dps_operator.work_queue import WorkQueue
+
+POLL_SECONDS: Final = 15.0
+"""Interval at which the metrics of gateways and engines are read."""
 
 HALF_LIFE_SECONDS: Final = 300.0
 """Time after which the weight of an observation has halved."""
@@ -44,30 +56,6 @@ class EngineSample:
     counters: Mapping[str, float] = field(default_factory=dict)
     """Since the engine has started: pages by outcome, and the values of `_COUNTERS`."""
     kv_gigabytes_per_token: float = 0.0
-
-
-@dataclass(frozen=True)
-class CacheHealth:
-    """Whether the pools share pages and fetch them, and what is wrong according to gateways and engines."""
-
-    unreachable: str = ""
-    """Why it is unknown whether the pools fetch; empty if the gateways answer."""
-    judged: frozenset[PoolName] = frozenset()
-    """Pools that had enough tokens to fetch."""
-    unserved: frozenset[PoolName] = frozenset()
-    """Those of them that fetched too few."""
-    reporting: frozenset[PoolName] = frozenset()
-    """Pools of which an engine has reported the pages that it shares, or why it shares none."""
-    unshared: Mapping[PoolName, str] = field(default_factory=dict)
-    """Why an engine of these pools shares no pages."""
-    different: bool = False
-    """Whether the pools share no pages with each other, although each shares some."""
-    full: frozenset[PoolName] = frozenset()
-    """Pools for most of whose pages the storage had no space."""
-    failing: frozenset[PoolName] = frozenset()
-    """Pools most of whose pages could not be written or read."""
-    slow: Mapping[PoolName, str] = field(default_factory=dict)
-    """Pools that fetch more slowly than they compute, with the bandwidth when this was found."""
 
 
 def engine_sample(text: str) -> EngineSample:
@@ -251,3 +239,47 @@ def _different(pools: Mapping[PoolName, States]) -> bool:
     """Whether both pools share pages, but no engine of one pool has the pages of an engine of the other."""
     pages = [{pages for pages, _ in states if pages} for states in pools.values()]
     return len(pages) == len(POOLS) and all(pages) and not set.intersection(*pages)
+
+
+class CacheWatch:
+    """Observes the common prefix cache of each DPSRouter that has one."""
+
+    def __init__(self, observations: Observations, metrics: MetricsReader) -> None:
+        self._observations = observations
+        self._metrics = metrics
+        self._tallies: dict[Key, Tally] = {}
+
+    async def run(self, queue: WorkQueue) -> None:
+        """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            for key in await self.once(time.monotonic()):
+                queue.add(key)
+
+    async def once(self, now: float) -> list[Key]:
+        """Observe every DPSRouter once, at a time in seconds. Returns those for which the result has changed."""
+        routers = effective_routers(self._observations, lambda spec: "prefixCache" in spec)
+        sharing = {key: router for key, router in routers.items() if router.shared_cache is not None}
+        self._tallies = {key: self._tallies.get(key, Tally()) for key in sharing}
+        await asyncio.gather(*(self._observe(router, now) for router in sharing.values()))
+        found = {key: tally.health for key, tally in self._tallies.items()}
+        before, self._observations.cache_health = self._observations.cache_health, found
+        return [key for key, health in found.items() if health != before.get(key, CacheHealth())]
+
+    async def _observe(self, router: Router, now: float) -> None:
+        key = router.key
+        tally = self._tallies[key]
+        try:
+            addresses = gateway_addresses(self._observations.pods(key))
+            tally.add_gateways(await self._metrics.gateways(addresses, counters), now)
+        except GatewaysUnreachableError as error:
+            tally.health = replace(tally.health, unreachable=str(error))
+        tally.add_engines({pool: await self._samples(router, pool) for pool in POOLS}, now)
+
+    async def _samples(self, router: Router, pool: PoolName) -> dict[str, EngineSample]:
+        addresses = [
+            pod.ip
+            for pod in self._observations.pods(router.key)
+            if pod.component == pool and pod.ip and not pod.terminating
+        ]
+        return await self._metrics.engines(addresses, router.pools[pool].runtime.port, engine_sample)

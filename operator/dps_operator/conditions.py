@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import ConditionType
 from dps_operator.build.launch import memory_warning
-from dps_operator.cache_health import CacheHealth
-from dps_operator.diagnose import Problem, most_severe
+from dps_operator.diagnose import CacheHealth, Problem, most_severe
 from dps_operator.effective import Router
 from dps_operator.errors import ClusterError, SpecError
 from dps_operator.objects import ChildKey, Component, child_name

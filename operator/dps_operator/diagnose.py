@@ -1,12 +1,14 @@
-"""What pods tell: why one is not ready, and the result of a calibration. This module performs no I/O."""
+"""What pods tell: why one is not ready, the result of a calibration, the health of a prefix cache. No I/O."""
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from dps_engines.pools import PoolName
 from dps_operator.api import RecommendedRouting
 from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest, condition
 
@@ -222,3 +224,27 @@ def _result(message: str, time: str) -> RecommendedRouting:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{field} in its termination message: {first['msg']}") from None
+
+
+@dataclass(frozen=True)
+class CacheHealth:
+    """Whether the pools share pages and fetch them, and what is wrong according to gateways and engines."""
+
+    unreachable: str = ""
+    """Why it is unknown whether the pools fetch; empty if the gateways answer."""
+    judged: frozenset[PoolName] = frozenset()
+    """Pools that had enough tokens to fetch."""
+    unserved: frozenset[PoolName] = frozenset()
+    """Those of them that fetched too few."""
+    reporting: frozenset[PoolName] = frozenset()
+    """Pools of which an engine has reported the pages that it shares, or why it shares none."""
+    unshared: Mapping[PoolName, str] = field(default_factory=dict)
+    """Why an engine of these pools shares no pages."""
+    different: bool = False
+    """Whether the pools share no pages with each other, although each shares some."""
+    full: frozenset[PoolName] = frozenset()
+    """Pools for most of whose pages the storage had no space."""
+    failing: frozenset[PoolName] = frozenset()
+    """Pools most of whose pages could not be written or read."""
+    slow: Mapping[PoolName, str] = field(default_factory=dict)
+    """Pools that fetch more slowly than they compute, with the bandwidth when this was found."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from dps_engines.pools import PoolName
 from dps_operator.api import Allocation
-from dps_operator.cache_health import CacheHealth
 from dps_operator.diagnose import (
+    CacheHealth,
     Calibrated,
     Problem,
     awaiting_volumes,

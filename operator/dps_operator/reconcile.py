@@ -7,9 +7,9 @@ from prometheus_client import Gauge
 
 from dps_engines.pools import POOLS
 from dps_operator.build import children
-from dps_operator.cache_health import CacheHealth
 from dps_operator.conditions import StatusInput
 from dps_operator.credentials import ensure_credentials, forget_router
+from dps_operator.diagnose import CacheHealth
 from dps_operator.effective import Router, effective_router, live_engines
 from dps_operator.errors import (
     AlreadyExistsError,

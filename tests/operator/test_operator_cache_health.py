@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dps_engines.registry import RUNTIMES
-from dps_operator.cache_health import ENOUGH_TOKENS, HALF_LIFE_SECONDS, CacheHealth, Counters, Tally, counters
-from dps_operator.cache_watch import CacheWatch
+from dps_operator.cache_health import ENOUGH_TOKENS, HALF_LIFE_SECONDS, CacheWatch, Counters, Tally, counters
+from dps_operator.diagnose import CacheHealth
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import Found, MetricsReader
 from dps_operator.objects import Manifest

@@ -10,11 +10,11 @@ from aiohttp.test_utils import TestServer
 from dps_engines.pools import PoolName
 from dps_operator.cache_health import (
     HALF_LIFE_SECONDS,
-    CacheHealth,
     EngineSample,
     Tally,
     engine_sample,
 )
+from dps_operator.diagnose import CacheHealth
 from dps_operator.metrics import MetricsReader
 
 METRICS = """\

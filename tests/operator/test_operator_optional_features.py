@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.cache_health import CacheHealth
+from dps_operator.diagnose import CacheHealth
 from dps_operator.errors import ClusterError, NotInstalledError
 from dps_operator.objects import Component
 from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST, VLLM
