@@ -163,6 +163,11 @@ def validations(*pairs: tuple[str, str]) -> JsonDict:
     return {"x-kubernetes-validations": found}
 
 
+def _unchanged(field: str) -> str:
+    """The CEL expression that an optional field has its previous value."""
+    return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+
+
 def rules(*pairs: tuple[str, str]) -> ConfigDict:
     """The `model_config` of an API object with CEL rules, see `validations`."""
     return ConfigDict(json_schema_extra=validations(*pairs))
@@ -377,8 +382,7 @@ class SharedClaim(APIObject):
 
     model_config = rules(
         (
-            "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
-            " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+            _unchanged("storageClassName"),
             "claim.storageClassName cannot be changed; remove the claim, or create a new DPSRouter",
         ),
         (
@@ -506,9 +510,7 @@ class ModelCache(APIObject):
             "cache.storageClassName requires cache.size; an existing claim already has a storage class",
         ),
         (
-            "!has(self.size) || !has(oldSelf.size) || (has(self.storageClassName) =="
-            " has(oldSelf.storageClassName) && (!has(self.storageClassName) ||"
-            " self.storageClassName == oldSelf.storageClassName))",
+            f"!has(self.size) || !has(oldSelf.size) || ({_unchanged('storageClassName')})",
             "cache.storageClassName cannot be changed; remove the cache, or create a new DPSRouter",
         ),
         (
@@ -676,10 +678,6 @@ MIN_UP_TO_MAX = (
 )
 
 
-EXTERNAL_WITHOUT_REPLICAS = (
-    "!has(self.scaling) || self.scaling != 'External' || (!has(self.replicas) && !has(self.autoscaling))",
-    "replicas and autoscaling must not be set with scaling External, which leaves the number of replicas to others",
-)
 _ZERO = "['0', '0%']"
 
 
@@ -797,7 +795,14 @@ class Speculation(APIObject):
 class PoolSpec(APIObject):
     """One pool of engines."""
 
-    model_config = rules(REPLICAS_OR_AUTOSCALING, EXTERNAL_WITHOUT_REPLICAS)
+    model_config = rules(
+        REPLICAS_OR_AUTOSCALING,
+        (
+            "!has(self.scaling) || self.scaling != 'External' || (!has(self.replicas) && !has(self.autoscaling))",
+            "replicas and autoscaling must not be set with scaling External, which leaves the number of replicas to"
+            " others",
+        ),
+    )
 
     replicas: int | None = Field(default=None, ge=1, le=1000)
     """Number of replicas; 1 if neither replicas nor autoscaling is set."""
@@ -878,9 +883,7 @@ class GatewayService(APIObject):
             "gateway.service.externalTrafficPolicy requires the type LoadBalancer or NodePort",
         ),
         (
-            "self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' ||"
-            " has(self.loadBalancerClass) == has(oldSelf.loadBalancerClass) &&"
-            " (!has(self.loadBalancerClass) || self.loadBalancerClass == oldSelf.loadBalancerClass)",
+            f"self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' || {_unchanged('loadBalancerClass')}",
             "gateway.service.loadBalancerClass cannot be changed; set the type to ClusterIP first",
         ),
     )
@@ -920,37 +923,14 @@ class GatewayLimits(APIObject):
 
 
 def _seconds(description: str) -> Any:
-    return Field(default=None, ge=0, le=86400, description=f"{description}, in seconds; more than 0.")
-
-
-POSITIVE = (
-    "bodySeconds",
-    "keepAliveSeconds",
-    "connectSeconds",
-    "firstByteSeconds",
-    "idleSeconds",
-    "totalSeconds",
-    "queueSeconds",
-    "wakeSeconds",
-    "silentSeconds",
-    "healthIntervalSeconds",
-)
-"""Timeouts that must not be 0. A fractional `minimum` does not express this, because the API server rounds it down if
-the value is a whole number."""
+    return Field(default=None, gt=0, le=86400, description=f"{description}, in seconds; more than 0.")
 
 
 class GatewayTimeouts(APIObject):
     """`timeouts` of the gateway's configuration. The gateway's default applies to a field that is unset."""
 
-    model_config = rules(
-        (
-            " && ".join(f"(!has(self.{name}) || self.{name} > 0.0)" for name in POSITIVE),
-            f"timeouts.{', timeouts.'.join(POSITIVE[:-1])} and timeouts.{POSITIVE[-1]} must be greater than 0",
-        )
-    )
-
     body_seconds: float | None = _seconds("Time limit for the arrival of a request's body")
-    keep_alive_seconds: float | None = Field(default=None, ge=0, le=3600)
+    keep_alive_seconds: float | None = Field(default=None, gt=0, le=3600)
     """Time for which a client's connection is kept open between requests, in seconds; more than 0, and more than the
     load balancer's idle timeout."""
     connect_seconds: float | None = _seconds("Time limit for connecting to an engine")
@@ -1122,28 +1102,6 @@ class Gateway(APIObject):
     """Pod template to merge into the gateway's generated one."""
 
 
-def _scaled_by_nothing_else(replicas: str) -> str:
-    """The condition that neither pool is scaled, except by the field `replicas` as far as its condition allows it."""
-    speculative, greedy = (
-        f"{replicas.format(pool)} && !has({pool}.autoscaling)"
-        f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
-        for pool in ("self.pools.speculative", "self.pools.greedy")
-    )
-    return f"{speculative} && (!has(self.pools.greedy) || ({greedy}))"
-
-
-BUDGET_ALONE = (
-    f"!has(self.gpuBudget) || ({_scaled_by_nothing_else('!has({}.replicas)')})",
-    "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget, which determines the number"
-    " of replicas of both pools",
-)
-BUDGET_FOR_BOTH_POOLS = (
-    "!has(self.gpuBudget) || self.gpuBudget.gpus >= 2 *"
-    " (has(self.engine) && has(self.engine.tensorParallel) ? self.engine.tensorParallel : 1)",
-    "gpuBudget.gpus must be at least 2 * engine.tensorParallel, because each pool keeps one replica",
-)
-
-
 class GPUBudget(APIObject):
     """GPUs that both pools share. The operator moves replicas between the pools by their demand."""
 
@@ -1245,11 +1203,7 @@ class ManagedStore(APIObject):
             "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
             SIZE_IS_IMMUTABLE,
         ),
-        (
-            "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
-            " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
-            CLASS_IS_IMMUTABLE,
-        ),
+        (_unchanged("storageClassName"), CLASS_IS_IMMUTABLE),
     )
 
     size: Quantity = DEFAULT_SIZE
@@ -1289,10 +1243,6 @@ class SessionStore(APIObject):
             SIZE_IS_IMMUTABLE,
         ),
         (f"{_SAME_KIND} || !has({_SETTINGS}.storageClassName)", CLASS_IS_IMMUTABLE),
-        (
-            "!has(self.timeoutSeconds) || self.timeoutSeconds > 0.0",
-            "sessionStore.timeoutSeconds must be greater than 0",
-        ),
     )
 
     managed: ManagedStore | None = None
@@ -1300,7 +1250,7 @@ class SessionStore(APIObject):
     url_secret_ref: SecretKeyRef | None = None
     """Secret key with the URL of your own Redis: redis://, rediss://, redis+sentinel:// or redis+cluster://. After a
     change of the Secret, the gateways connect to the new URL."""
-    timeout_seconds: float | None = Field(default=None, ge=0, le=60)
+    timeout_seconds: float | None = Field(default=None, gt=0, le=60)
     """Time limit of a gateway for a request to Redis, in seconds; more than 0, and 0.25 if unset. Afterwards, the
     gateway uses its copy of the session."""
     mirror_records: int | None = Field(default=None, ge=0, le=100_000_000)
@@ -1347,42 +1297,56 @@ LONGEST_NAME = 50
 """Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 
-ONE_REPLICA_ON_SHARED_GPU = (
-    "!has(self.placement) || self.placement != 'SharedGPU' || (!has(self.gpuBudget)"
-    " && (!has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1)"
-    f" && {_scaled_by_nothing_else('(!has({0}.replicas) || {0}.replicas == 1)')})",
-    "with placement SharedGPU each pool has one replica on one GPU; remove gpuBudget, autoscaling, scaling External,"
-    " and replicas and engine.tensorParallel other than 1",
-)
+def _scaled_by_nothing_else(replicas: str) -> str:
+    """The condition that neither pool is scaled, except by the field `replicas` as far as its condition allows it."""
+    speculative, greedy = (
+        f"{replicas.format(pool)} && !has({pool}.autoscaling)"
+        f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
+        for pool in ("self.pools.speculative", "self.pools.greedy")
+    )
+    return f"{speculative} && (!has(self.pools.greedy) || ({greedy}))"
+
 
 _HAS_MIG = "has(self.nodePool) && has(self.nodePool.mig)"
 _HAS_SHARING = "has(self.nodePool) && has(self.nodePool.sharing)"
-SHARING_OF_A_SHARED_GPU = (
-    f"!({_HAS_SHARING}) || (has(self.placement) && self.placement == 'SharedGPU')"
-    " || (self.nodePool.sharing.strategy == 'TimeSlicing' && !self.nodePool.sharing.renamed)",
-    "nodePool.sharing requires placement SharedGPU",
-)
-MPS_WITHOUT_MIG = (
-    f"!({_HAS_MIG}) || !({_HAS_SHARING}) || self.nodePool.sharing.strategy != 'MPS'",
-    "nodePool.mig cannot be combined with sharing strategy MPS, which NVIDIA's device plugin supports only for whole"
-    " GPUs; use TimeSlicing, or remove nodePool.mig",
-)
-ONE_MIG_INSTANCE = (
-    f"!({_HAS_MIG}) || !has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1",
-    "an engine cannot use several MIG instances; remove nodePool.mig or engine.tensorParallel",
-)
 
 
 class Spec(APIObject):
     """Desired state of the DPSRouter."""
 
     model_config = rules(
-        BUDGET_ALONE,
-        BUDGET_FOR_BOTH_POOLS,
-        ONE_REPLICA_ON_SHARED_GPU,
-        SHARING_OF_A_SHARED_GPU,
-        MPS_WITHOUT_MIG,
-        ONE_MIG_INSTANCE,
+        (
+            f"!has(self.gpuBudget) || ({_scaled_by_nothing_else('!has({}.replicas)')})",
+            "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget, which determines the"
+            " number of replicas of both pools",
+        ),
+        (
+            "!has(self.gpuBudget) || self.gpuBudget.gpus >= 2 *"
+            " (has(self.engine) && has(self.engine.tensorParallel) ? self.engine.tensorParallel : 1)",
+            "gpuBudget.gpus must be at least 2 * engine.tensorParallel, because each pool keeps one replica",
+        ),
+        (
+            "!has(self.placement) || self.placement != 'SharedGPU' || (!has(self.gpuBudget)"
+            " && (!has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1)"
+            f" && {_scaled_by_nothing_else('(!has({0}.replicas) || {0}.replicas == 1)')})",
+            "with placement SharedGPU each pool has one replica on one GPU; remove gpuBudget, autoscaling, scaling"
+            " External, and replicas and engine.tensorParallel other than 1",
+        ),
+        (
+            f"!({_HAS_SHARING}) || (has(self.placement) && self.placement == 'SharedGPU')"
+            " || (self.nodePool.sharing.strategy == 'TimeSlicing' && !self.nodePool.sharing.renamed)",
+            "nodePool.sharing requires placement SharedGPU",
+        ),
+        (
+            f"!({_HAS_MIG}) || !({_HAS_SHARING}) || self.nodePool.sharing.strategy != 'MPS'",
+            "nodePool.mig cannot be combined with sharing strategy MPS, which NVIDIA's device plugin supports only for"
+            " whole GPUs; use TimeSlicing, or remove nodePool.mig",
+        ),
+        (
+            f"!({_HAS_MIG}) || !has(self.engine) || !has(self.engine.tensorParallel)"
+            " || self.engine.tensorParallel == 1",
+            "an engine cannot use several MIG instances; remove nodePool.mig or engine.tensorParallel",
+        ),
     )
 
     model: ServedModel

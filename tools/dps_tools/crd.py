@@ -33,7 +33,10 @@ COPIED = (
 )
 
 STRUCTURE = frozenset(
-    {"title", "description", "const", "default", "anyOf", "properties", "additionalProperties", "items"}
+    {
+        *("title", "description", "const", "default", "exclusiveMinimum"),
+        *("anyOf", "properties", "additionalProperties", "items"),
+    }
 )
 """Keywords that are omitted or converted. Those of COPIED are copied, and any other is refused."""
 
@@ -74,13 +77,15 @@ def structural(node: JSON, definitions: JSON) -> JSON:
     for keyword in merged:
         if keyword not in COPIED and keyword not in STRUCTURE and not keyword.startswith("x-kubernetes-"):
             raise ValueError(
-                f"the CRD cannot express {keyword}; use the limits ge, le, min_length, max_length or pattern, "
+                f"the CRD cannot express {keyword}; use the limits ge, gt, le, min_length, max_length or pattern, "
                 "or a CEL rule"
             )
     result: JSON = {}
     if "description" in merged:
         result["description"] = " ".join(merged["description"].split())
     result |= {key: merged[key] for key in COPIED if key in merged}
+    if "exclusiveMinimum" in merged:
+        result |= {"minimum": merged["exclusiveMinimum"], "exclusiveMinimum": True}
     result |= {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")}
     if "const" in merged:
         result["enum"] = [merged["const"]]
