@@ -261,52 +261,27 @@ class Observations:
         Objects that neither the listing nor an event has shown in the meantime have been deleted without an event, and
         are forgotten at the end. A block that raises an exception forgets nothing.
         """
-        uids = {body["metadata"].get("uid", "") for body in self.routers.values()}
-        uids |= {child.uid for family in self._children.values() for child in family.values()}
-        uids |= {pod.uid for pods in self._pods.values() for pod in pods.values()}
-        listing = self._listing = _Listing(uids)
+        listing = self._listing = _Listing(
+            {_uid(one) for cached in self._caches() for one in cached.values()}
+        )
         try:
             yield
-            for key, body in list(self.routers.items()):
-                if body["metadata"].get("uid", "") in listing.missing:
-                    del self.routers[key]
-            for family in self._children.values():
-                for name in [name for name, one in family.items() if one.uid in listing.missing]:
-                    del family[name]
-            for pods in self._pods.values():
-                for pod in [pod for pod, one in pods.items() if one.uid in listing.missing]:
-                    del pods[pod]
+            for cached in self._caches():
+                for name in [name for name, one in cached.items() if _uid(one) in listing.missing]:
+                    del cached[name]
         finally:
             self._listing = None
 
-    def _is_listed_late(self, uid: str, *, deleted: bool) -> bool:
-        """Note that an object has been seen. Returns whether the listing shows it although it has been deleted."""
-        if self._listing is None:
-            return False
-        self._listing.missing.discard(uid)
-        if deleted:
-            self._listing.deleted.add(uid)
-        return not deleted and uid in self._listing.deleted
+    def _caches(self) -> list[dict[Any, Any]]:
+        return [self.routers, *self._children.values(), *self._pods.values()]
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a DPSRouter. A copy older than the cached one is ignored, as is the deletion of an earlier object."""
         metadata = body["metadata"]
-        key, uid = (metadata["namespace"], metadata["name"]), metadata.get("uid", "")
-        known = self.routers.get(key)
-        if self._is_listed_late(uid, deleted=deleted):
-            return key
-        if deleted:
-            if known is not None and known["metadata"].get("uid", "") == uid:
-                del self.routers[key]
-        elif known is None or _version(body) >= _version(known):
-            kept = {
-                field: metadata.get(field) for field in ROUTER_METADATA if metadata.get(field) is not None
-            }
-            self.routers[key] = {
-                "metadata": kept,
-                "spec": body.get("spec", {}),
-                "status": body.get("status", {}),
-            }
+        key = metadata["namespace"], metadata["name"]
+        kept = {field: metadata[field] for field in ROUTER_METADATA if metadata.get(field) is not None}
+        seen = {"metadata": kept, "spec": body.get("spec", {}), "status": body.get("status", {})}
+        self._update(self.routers, key, seen, deleted=deleted)
         return key
 
     def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
@@ -327,14 +302,20 @@ class Observations:
         self._update(self._pods.setdefault(key, {}), seen.name, seen, deleted=gone)
         return key
 
-    def _update(self, cached: dict[Any, Any], name: Any, seen: Child | Pod, *, deleted: bool) -> None:
-        known: Child | Pod | None = cached.get(name)
-        if self._is_listed_late(seen.uid, deleted=deleted):
-            return
+    def _update(
+        self, cached: dict[Any, Any], name: Any, seen: Manifest | Child | Pod, *, deleted: bool
+    ) -> None:
+        uid, known = _uid(seen), cached.get(name)
+        if self._listing is not None:
+            self._listing.missing.discard(uid)
+            if deleted:
+                self._listing.deleted.add(uid)
+            elif uid in self._listing.deleted:
+                return  # the listing shows it although it has been deleted since
         if deleted:
-            if known is not None and known.uid == seen.uid:
+            if known is not None and _uid(known) == uid:
                 del cached[name]
-        elif known is None or known.uid != seen.uid or seen.resource_version >= known.resource_version:
+        elif known is None or _uid(known) != uid or _version(seen) >= _version(known):
             cached[name] = seen
 
     def children(self, key: Key) -> dict[ChildKey, Child]:
@@ -366,5 +347,11 @@ class Observations:
             known.pop(key, None)
 
 
-def _version(body: Manifest) -> int:
-    return int(body["metadata"].get("resourceVersion", 0))
+def _uid(seen: Manifest | Child | Pod) -> str:
+    return str(seen["metadata"].get("uid", "")) if isinstance(seen, dict) else seen.uid
+
+
+def _version(seen: Manifest | Child | Pod) -> int:
+    return (
+        int(seen["metadata"].get("resourceVersion", 0)) if isinstance(seen, dict) else seen.resource_version
+    )
