@@ -1199,10 +1199,7 @@ class ManagedStore(APIObject):
     """A Redis server that the operator deploys."""
 
     model_config = rules(
-        (
-            "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
-            SIZE_IS_IMMUTABLE,
-        ),
+        ("quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0", SIZE_IS_IMMUTABLE),
         (_unchanged("storageClassName"), CLASS_IS_IMMUTABLE),
     )
 

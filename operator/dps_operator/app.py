@@ -172,22 +172,18 @@ async def run(settings: Settings) -> None:
             raise RuntimeError("a task of the operator failed")
 
 
-def _configure_logging(*, verbose: bool) -> None:
+def main(arguments: list[str]) -> int:
+    """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
+    settings = parse_options(arguments)
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
+        level=logging.DEBUG if settings.verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     # The access log has a line for every probe.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     # At DEBUG the client logs response bodies, which include Secrets.
     logging.getLogger("kubernetes").setLevel(logging.INFO)
-    if not verbose:
+    if not settings.verbose:
         logging.getLogger("kopf").setLevel(logging.WARNING)
-
-
-def main(arguments: list[str]) -> int:
-    """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
-    settings = parse_options(arguments)
-    _configure_logging(verbose=settings.verbose)
     asyncio.run(run(settings))
     return 0

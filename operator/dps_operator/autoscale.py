@@ -21,7 +21,7 @@ from dps_operator.effective import Router, effective_routers, live_engines
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import MetricsReader, gateway_addresses
 from dps_operator.objects import Key
-from dps_operator.observe import Observations
+from dps_operator.observe import NO_REPLICAS, Observations
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 2.0
@@ -138,11 +138,7 @@ class Autoscaler:
     """Decides about each DPSRouter with a GPU budget or with a pool that may be scaled to zero."""
 
     def __init__(
-        self,
-        observations: Observations,
-        queue: WorkQueue,
-        metrics: MetricsReader,
-        now: Callable[[], str],
+        self, observations: Observations, queue: WorkQueue, metrics: MetricsReader, now: Callable[[], str]
     ) -> None:
         """now: the time (RFC 3339), which is recorded for moves."""
         self._observations = observations
@@ -163,7 +159,9 @@ class Autoscaler:
         seen = self._observations
         routers = effective_routers(seen, _is_scaled)
         budgets = {key for key, router in routers.items() if router.allocation is not None}
-        zeros = {key for key, router in routers.items() if _scales_to_zero(router)}
+        zeros = {
+            key for key, router in routers.items() if router.may_scale_to_zero and not router.spec.suspend
+        }
         _keep(budgets, self._averages, seen.allocations)
         _keep(zeros, self._past, seen.idle)
         _keep(budgets | zeros, seen.unmeasured)
@@ -182,7 +180,7 @@ class Autoscaler:
         self._report(key, "")
         if spec.gpu_budget is not None:
             self._balance(router, found, spec.gpu_budget.cooldown_seconds, monotonic)
-        if _scales_to_zero(router) and not spec.paused:
+        if router.may_scale_to_zero and not spec.suspend and not spec.paused:
             self._scale(router, found, monotonic)
 
     def _report(self, key: Key, problem: str) -> None:
@@ -202,28 +200,22 @@ class Autoscaler:
         current = router.allocation
         if current is None or spec.paused or monotonic - average.since < cooldown:
             return
-        if not self._serves_as_allocated(router, current) or self._cooling(current, cooldown):
+        if current.last_move_time is not None:
+            last = datetime.fromisoformat(current.last_move_time)
+            if (datetime.fromisoformat(self._now()) - last).total_seconds() < cooldown:
+                return
+        # Both pools have to serve during and after a move.
+        engines = live_engines(self._observations, router)
+        replicas = {pool: engines[pool].replicas if pool in engines else NO_REPLICAS for pool in POOLS}
+        if any(
+            not replicas[pool].settled or replicas[pool].desired != current.counts[pool] for pool in POOLS
+        ):
             return
         after = moved(current, average.demand, self._now(), router.load_ratio or 1.0)
         if after is not None:
             log.info("%s/%s: moving a replica: %s, then %s", *key, current.counts, after.counts)
             self._observations.allocations[key] = after
             self._queue.add(key)
-
-    def _serves_as_allocated(self, router: Router, current: Allocation) -> bool:
-        """Whether every replica of the allocation is ready, so that both pools serve during and after a move."""
-        engines = live_engines(self._observations, router)
-        return all(
-            pool in engines and engines[pool].replicas.settled and engines[pool].replicas.desired == count
-            for pool, count in current.counts.items()
-        )
-
-    def _cooling(self, current: Allocation, cooldown: float) -> bool:
-        """Whether the last move was less than `cooldown` seconds ago."""
-        if current.last_move_time is None:
-            return False
-        passed = datetime.fromisoformat(self._now()) - datetime.fromisoformat(current.last_move_time)
-        return passed.total_seconds() < cooldown
 
     def _scale(self, router: Router, now: Mapping[str, Activities], monotonic: float) -> None:
         """Scale idle pools to zero, and needed ones from zero."""
@@ -266,7 +258,3 @@ def _is_scaled(spec: Mapping[str, Any]) -> bool:
     """Whether there is a GPU budget, or a pool may be scaled to zero."""
     pools = spec.get("pools", {}).values()
     return "gpuBudget" in spec or any(pool.get("autoscaling", {}).get("minReplicas") == 0 for pool in pools)
-
-
-def _scales_to_zero(router: Router) -> bool:
-    return router.may_scale_to_zero and not router.spec.suspend

@@ -377,21 +377,19 @@ def spec_valid(invalid: str, rejected: str = "", warning: str = "") -> Condition
     return Condition("SpecValid", "True", "Accepted", "; ".join(filter(None, ["the spec is valid", warning])))
 
 
-def _serving_pools(scaled_to_zero: Sequence[PoolName]) -> str:
-    """How a DPSRouter serves requests. scaled_to_zero: its idle pools."""
-    if not scaled_to_zero:
-        return "requests are served by both pools"
-    if len(scaled_to_zero) == len(POOLS):
-        return "both pools are idle and scaled to zero; requests wait until an engine has started"
-    (idle,) = scaled_to_zero
-    return f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
-
-
 def _ready(
     required: Sequence[Condition], scaled_to_zero: Sequence[PoolName], warnings: Sequence[str]
 ) -> Condition:
-    """Whether requests are served. warnings: problems that do not prevent this."""
+    """Whether requests are served. scaled_to_zero: the idle pools. warnings: problems that do not prevent this."""
     for condition in required:
         if condition.status != "True":
             return Condition("Ready", "False", condition.reason, condition.message)
-    return Condition("Ready", "True", "Serving", "; ".join([_serving_pools(scaled_to_zero), *warnings]))
+    serving = "requests are served by both pools"
+    if len(scaled_to_zero) == len(POOLS):
+        serving = "both pools are idle and scaled to zero; requests wait until an engine has started"
+    elif scaled_to_zero:
+        (idle,) = scaled_to_zero
+        serving = (
+            f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
+        )
+    return Condition("Ready", "True", "Serving", "; ".join([serving, *warnings]))

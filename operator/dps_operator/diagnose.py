@@ -110,23 +110,14 @@ def awaiting_volumes(pod: Manifest) -> bool:
     unscheduled = condition(pod, "PodScheduled").get("status") == "False"
     if unscheduled or condition(pod, "PodReadyToStartContainers").get("status") == "True":
         return False
-    containers = [
-        container
-        for part in ("initContainerStatuses", "containerStatuses")
-        for container in status.get(part, [])
-    ]
-    return not pod["metadata"].get("deletionTimestamp") and not any(map(_begun, containers))
-
-
-def _begun(container: Manifest) -> bool:
-    """Whether the kubelet has tried to start a container."""
-    state = container.get("state", {})
-    reason = state.get("waiting", {}).get("reason")
-    return (
-        "running" in state
-        or "terminated" in state
-        or reason in PULL_FAILURES | CONFIG_FAILURES | RUNTIME_FAILURES
-    )
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    failures = PULL_FAILURES | CONFIG_FAILURES | RUNTIME_FAILURES
+    containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+    states = [container.get("state", {}) for container in containers]
+    # Whether the kubelet has tried to start a container.
+    begun = any("running" in state or "terminated" in state for state in states)
+    return not begun and all(state.get("waiting", {}).get("reason") not in failures for state in states)
 
 
 def unmounted(name: str, message: str) -> Problem:

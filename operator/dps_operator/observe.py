@@ -117,17 +117,6 @@ def router_key(body: Manifest) -> Key:
     return metadata["namespace"], metadata.get("labels", {}).get(ROUTER_LABEL, "")
 
 
-def _owned_fields(metadata: Manifest) -> dict[str, Any]:
-    entries = [
-        entry.get("fieldsV1", {})
-        for entry in metadata.get("managedFields", [])
-        if entry.get("manager") == MANAGED_BY
-        and entry.get("operation") == "Apply"
-        and not entry.get("subresource")
-    ]
-    return entries[0] if entries else {}
-
-
 def _replicas(body: Manifest) -> Replicas:
     if body["kind"] not in ("Deployment", "StatefulSet"):
         return NO_REPLICAS
@@ -182,7 +171,15 @@ def observed_child(body: Manifest) -> Child:
     owners: list[Manifest] = metadata.get("ownerReferences", [])
     owner = next((one for one in owners if one.get("controller")), {})
     ours = owner.get("kind") == ROUTER.name and owner.get("apiVersion") == ROUTER.api_version
-    fields, annotations = _owned_fields(metadata), metadata.get("annotations", {})
+    annotations = metadata.get("annotations", {})
+    applied = [
+        entry.get("fieldsV1", {})
+        for entry in metadata.get("managedFields", [])
+        if entry.get("manager") == MANAGED_BY
+        and entry.get("operation") == "Apply"
+        and not entry.get("subresource")
+    ]
+    fields: dict[str, Any] = applied[0] if applied else {}
     containers = body["spec"]["template"]["spec"]["containers"] if body["kind"] == "Deployment" else [{}]
     return Child(
         kind=body["kind"],

@@ -74,11 +74,7 @@ class Reconciler:
     """Reconciles DPSRouters from the cached observations. Level-based: the result does not depend on earlier events."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        observations: Observations,
-        settings: Settings,
-        now: Callable[[], str],
+        self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
     ) -> None:
         self._cluster = cluster
         self._observations = observations

@@ -98,12 +98,10 @@ def events(
         _event(metadata, condition, now)
         for condition in after
         if condition["type"] in REPORTED_TYPES
-        and _reason(previous.get(condition["type"], {})) != _reason(condition)
+        and any(
+            previous.get(condition["type"], {}).get(part) != condition[part] for part in ("status", "reason")
+        )
     ]
-
-
-def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:
-    return condition.get("status"), condition.get("reason")
 
 
 def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manifest:

@@ -114,18 +114,6 @@ def _tokenizer(router: Router) -> str:
     return tokenizer
 
 
-def _listen(router: Router) -> dict[str, Any]:
-    # The keys of a Secret of the type kubernetes.io/tls.
-    tls = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
-    return given(
-        host="0.0.0.0",
-        port=PORT,
-        adminPort=ADMIN_PORT,
-        adminTokenFile=ADMIN_TOKEN_FILE,
-        tls=None if router.spec.gateway.tls is None else tls,
-    )
-
-
 def _pool(router: Router, pool: EffectivePool) -> dict[str, Any]:
     """A pool, with the Service whose endpoints the gateway discovers."""
     name, port = child_name(router, pool.name), pool.runtime.port
@@ -172,25 +160,28 @@ def _telemetry(router: Router) -> dict[str, Any]:
     return others if telemetry.otlp_endpoint is None else traces | others
 
 
-def _timeouts(router: Router) -> dict[str, Any]:
-    gateway = router.spec.gateway
-    wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
-    return {"drainSeconds": gateway.drain_seconds, **wake, **to_wire(gateway.timeouts)}
-
-
 def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis, which contains a password, is not part of it."""
     gateway, auth = router.spec.gateway, router.spec.gateway.auth
+    wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
     separate = None if auth is None or auth.isolate_cache else False
+    # The keys of a Secret of the type kubernetes.io/tls.
+    tls = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
     config_map = {"name": child_name(router, "gateway"), "namespace": router.namespace, "key": CONFIG_FILE}
     return given(
         configMap=config_map,
-        listen=_listen(router),
+        listen=given(
+            host="0.0.0.0",
+            port=PORT,
+            adminPort=ADMIN_PORT,
+            adminTokenFile=ADMIN_TOKEN_FILE,
+            tls=None if gateway.tls is None else tls,
+        ),
         model=_model(router),
         pools={name: _pool(router, pool) for name, pool in router.pools.items()},
         routing=_routing(router),
         session=_session(router),
-        timeouts=_timeouts(router),
+        timeouts={"drainSeconds": gateway.drain_seconds, **wake, **to_wire(gateway.timeouts)},
         limits=to_wire(gateway.limits) or None,
         retries=None if gateway.retries.continue_streams else {"continueStreams": False},
         auth=None if auth is None else given(keysFile=f"{KEYS_DIR}/keys", isolateCache=separate),
@@ -211,14 +202,6 @@ def gateway_config_map(router: Router) -> Manifest:
     """The ConfigMap with the configuration file."""
     text = yaml.safe_dump(gateway_config(router), sort_keys=False)
     return child_manifest(router, "ConfigMap", "gateway", data={CONFIG_FILE: text})
-
-
-def _grace_seconds(router: Router) -> int:
-    """Time between SIGTERM and SIGKILL for a gateway pod, in seconds."""
-    gateway = router.spec.gateway
-    delay = gateway.timeouts.drain_delay_seconds
-    delay = DRAIN_DELAY_SECONDS if delay is None else delay
-    return math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS
 
 
 def _volumes(router: Router) -> Iterator[Manifest]:
@@ -286,11 +269,13 @@ def _container(router: Router, settings: Settings) -> Manifest:
 def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
     """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
     gateway = router.spec.gateway
+    delay = gateway.timeouts.drain_delay_seconds
+    delay = DRAIN_DELAY_SECONDS if delay is None else delay
     pod: Manifest = {
         "automountServiceAccountToken": True,
         "containers": [_container(router, settings)],
         "serviceAccountName": child_name(router, "gateway"),
-        "terminationGracePeriodSeconds": _grace_seconds(router),
+        "terminationGracePeriodSeconds": math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS,
         "topologySpreadConstraints": spread(router, "gateway"),
     }
     source = source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)

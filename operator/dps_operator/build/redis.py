@@ -45,16 +45,12 @@ def redis_url(namespace: str, router_name: str, password: str) -> str:
     return f"redis://:{password}@{router_name}-redis.{namespace}.svc:{REDIS_PORT}/0"
 
 
-def _max_memory(resources: Manifest, size: str) -> str:
-    """The value of `maxmemory`. size: that of the volume."""
-    memory = quantity_bytes(str(resources["limits"]["memory"])) * DATA_SHARE
-    volume = quantity_bytes(size) * VOLUME_SHARE
-    # For Redis, 0 would mean no limit.
-    return f"{max(int(min(memory, volume)) // 2**20, 1)}mb"
-
-
 def _container(router: Router, store: ManagedStore, settings: Settings) -> Manifest:
     resources = container_resources(RESOURCES, store.resources)
+    memory = quantity_bytes(str(resources["limits"]["memory"])) * DATA_SHARE
+    volume = quantity_bytes(store.size) * VOLUME_SHARE
+    # For Redis, 0 would mean no limit.
+    megabytes = max(int(min(memory, volume)) // 2**20, 1)
     ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {REDIS_PORT} ping | grep -q PONG"]}}
     return {
         "name": "redis",
@@ -67,7 +63,7 @@ def _container(router: Router, store: ManagedStore, settings: Settings) -> Manif
             *("--appendfsync", "everysec"),
             # Snapshots would be written to the same volume, although the append-only file contains the same data.
             *("--save", ""),
-            *("--maxmemory", _max_memory(resources, store.size)),
+            *("--maxmemory", f"{megabytes}mb"),
             # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
         ],
