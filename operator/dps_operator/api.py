@@ -374,9 +374,6 @@ class ModelSource(APIObject):
     """An OCI image or artifact."""
 
 
-HOST_PATH = r"^/[^:]+$"
-
-
 class SharedClaim(APIObject):
     """A ReadWriteMany volume that the operator creates."""
 
@@ -415,7 +412,7 @@ class EngineCache(APIObject):
         )
     )
 
-    host_path: str | None = Field(default=None, pattern=HOST_PATH, max_length=4096)
+    host_path: str | None = Field(default=None, pattern=r"^/[^:]+$", max_length=4096)
     """Directory of the node, created if it does not exist. Only engines on the same node share it, unless it is on a
     network file system."""
     existing_claim: Name | None = None
@@ -426,20 +423,15 @@ class EngineCache(APIObject):
     """A directory of each pod, which only outlives a restart of its containers."""
 
 
-Objective = Literal["session", "session-p95", "batch", "ttft", "ttft-p95", "tpot"]
-
-SimulatedHardware = Literal["a100-7b", "h100-7b", "h200-7b", "a100-70b", "h100-70b", "h200-70b"]
-
-
 class Calibration(APIObject):
     """The schedule and the objective of calibrations. The gateways keep a decision log, which contains no prompts."""
 
     schedule: str = Field(default="0 3 * * *", min_length=1, max_length=100)
     """When a calibration starts, as in a CronJob, in UTC."""
-    objective: Objective = "session"
+    objective: Literal["session", "session-p95", "batch", "ttft", "ttft-p95", "tpot"] = "session"
     """What to minimise: the median session latency (session), the time for all sessions (batch), the median time to
     first token (ttft), the median time per output token (tpot), or a 95th percentile."""
-    hardware: SimulatedHardware = "a100-7b"
+    hardware: Literal["a100-7b", "h100-7b", "h200-7b", "a100-70b", "h100-70b", "h200-70b"] = "a100-7b"
     """The GPU and the size of the model that the simulation assumes; choose the most similar one."""
     apply: bool = False
     """Whether the gateways use the recommended policy and threshold instead of those in spec.routing."""
@@ -1022,15 +1014,12 @@ class BackendRef(APIObject):
     """Its part of the requests, relative to the sum of all weights."""
 
 
-Hostname = Annotated[str, Field(min_length=1, max_length=253)]
-
-
 class GatewayHTTPRoute(APIObject):
     """A Gateway API HTTPRoute in front of the gateway."""
 
     parent_refs: list[ParentRef] = Field(min_length=1, max_length=16)
     """Gateways to which the route attaches."""
-    hostnames: list[Hostname] = Field(default=[], max_length=16)
+    hostnames: list[Name] = Field(default=[], max_length=16)
     """Host names; all host names if empty. status.url has the first one, with https if the section name of the first
     parent contains https."""
     request_timeout: str = Field(default="0s", pattern=r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")

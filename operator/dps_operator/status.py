@@ -110,6 +110,9 @@ def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manife
     Its name is derived from its content and the transition time, so that neither a restarted operator nor a second
     one creates it twice.
     """
+    problem = condition["status"] == "False" and condition["reason"] not in EXPECTED_REASONS
+    if condition["type"] == "Progressing":
+        problem = condition["reason"] == "ProgressDeadlineExceeded"
     content = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
     identity = digest([metadata["uid"], content, condition["lastTransitionTime"]])
     return {
@@ -126,7 +129,7 @@ def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manife
         },
         "reason": condition["reason"],
         "message": condition["message"][:1024],
-        "type": "Warning" if _is_problem(condition) else "Normal",
+        "type": "Warning" if problem else "Normal",
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,
@@ -134,10 +137,3 @@ def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manife
         "reportingComponent": MANAGED_BY,
         "reportingInstance": MANAGED_BY,
     }
-
-
-def _is_problem(condition: Mapping[str, Any]) -> bool:
-    """Whether a condition has a value that is not expected while a DPSRouter is created, changed or stopped."""
-    if condition["type"] == "Progressing":
-        return bool(condition["reason"] == "ProgressDeadlineExceeded")
-    return condition["status"] == "False" and condition["reason"] not in EXPECTED_REASONS

@@ -124,7 +124,7 @@ class Resync:
             for namespace in self._settings.namespaces or (None,):
                 async for page in self._cluster.pages(kind, namespace, selector):
                     while page:
-                        found = identity | page.pop()
+                        found: Manifest = identity | page.pop()
                         try:
                             keep(found)
                         except Exception:

@@ -240,8 +240,9 @@ def _volumes(router: Router) -> Iterator[Manifest]:
         yield mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
 
 
-def _container(router: Router, settings: Settings) -> Manifest:
-    spec = router.spec
+def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
+    """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
+    spec, gateway = router.spec, router.spec.gateway
     env: list[Manifest] = [
         *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -251,29 +252,24 @@ def _container(router: Router, settings: Settings) -> Manifest:
     ]
     if spec.model.token_secret_ref is not None:
         env.append(secret_env("HF_TOKEN", spec.model.token_secret_ref))
-    return {
+    container = {
         "name": "gateway",
-        "image": spec.gateway.image or settings.gateway_image,
+        "image": gateway.image or settings.gateway_image,
         "args": ["gateway", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
         "env": env,
         "ports": container_ports(http=PORT, admin=ADMIN_PORT),
-        "resources": container_resources(DEFAULT_RESOURCES, spec.gateway.resources),
+        "resources": container_resources(DEFAULT_RESOURCES, gateway.resources),
         # The first start downloads the tokenizer, which can take minutes.
         **probes(
             {"httpGet": {"path": "/readyz", "port": "admin"}},
             live={"httpGet": {"path": "/livez", "port": "admin"}},
         ),
     }
-
-
-def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
-    """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
-    gateway = router.spec.gateway
     delay = gateway.timeouts.drain_delay_seconds
     delay = DRAIN_DELAY_SECONDS if delay is None else delay
     pod: Manifest = {
         "automountServiceAccountToken": True,
-        "containers": [_container(router, settings)],
+        "containers": [container],
         "serviceAccountName": child_name(router, "gateway"),
         "terminationGracePeriodSeconds": math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS,
         "topologySpreadConstraints": spread(router, "gateway"),
@@ -290,7 +286,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
         user=USER,
     )
-    spec: Manifest = {
+    deployment: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
         "minReadySeconds": SETTLE_SECONDS,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -298,8 +294,8 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         "template": template,
     }
     if gateway.autoscaling is None:
-        spec["replicas"] = router.gateway_replicas
-    return child_manifest(router, "Deployment", "gateway", spec=spec)
+        deployment["replicas"] = router.gateway_replicas
+    return child_manifest(router, "Deployment", "gateway", spec=deployment)
 
 
 def gateway_services(router: Router) -> list[Manifest]:

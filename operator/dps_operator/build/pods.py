@@ -273,7 +273,23 @@ def source_additions(source: ModelSource | None, role: Role, target: Target, ima
 
 def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: str) -> Manifest:
     scheme, _, path = bucket.uri.rstrip("/").partition("://")
-    env, volumes = _credentials(bucket, role)
+    env: list[Manifest] = []
+    volumes: list[Manifest] = []
+    # Without credentials from a Secret, rclone uses those of the pod's environment.
+    if isinstance(bucket, GSSource):
+        options = ["--gcs-env-auth"]
+        if (key := bucket.credentials_secret_ref) is not None:
+            file = f"{CREDENTIALS_DIR}/{role}/{CREDENTIALS_FILE}"
+            env = plain_env({"GOOGLE_APPLICATION_CREDENTIALS": file})
+            items = [{"key": key.key, "path": CREDENTIALS_FILE}]
+            secret = {"secretName": key.name, "items": items, "defaultMode": 0o444}
+            volumes = [{"name": f"{role}-source-key", "secret": secret}]
+    else:
+        options = [f"--s3-provider={'Other' if bucket.endpoint else 'AWS'}", "--s3-env-auth"]
+        options += [f"--s3-endpoint={bucket.endpoint}"] if bucket.endpoint else []
+        options += [f"--s3-region={bucket.region}"] if bucket.region else []
+        if (keys := bucket.credentials_secret_ref) is not None:
+            env = [secret_env(name, SecretKeyRef(name=keys.name, key=name)) for name in AWS_KEYS]
     mounts: list[Manifest] = [{"name": target.volume, "mountPath": target.folder}]
     mounts += [
         {"name": volume["name"], "mountPath": f"{CREDENTIALS_DIR}/{role}", "readOnly": True}
@@ -290,7 +306,7 @@ def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: st
         ],
         "args": [
             "--config=/dev/null",
-            *_options(bucket),
+            *options,
             *([f"--include={target.files}"] if target.files else []),
             *("--stats=30s", "--stats-one-line", "--stats-log-level=NOTICE"),
         ],
@@ -301,27 +317,3 @@ def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: st
         "volumeMounts": mounts,
     }
     return {"initContainers": [container], **({"volumes": volumes} if volumes else {})}
-
-
-def _options(bucket: S3Source | GSSource) -> list[str]:
-    """rclone's options for a bucket. Without credentials from a Secret, it uses those of the pod's environment."""
-    if isinstance(bucket, GSSource):
-        return ["--gcs-env-auth"]
-    options = [f"--s3-provider={'Other' if bucket.endpoint else 'AWS'}", "--s3-env-auth"]
-    options += [f"--s3-endpoint={bucket.endpoint}"] if bucket.endpoint else []
-    return options + ([f"--s3-region={bucket.region}"] if bucket.region else [])
-
-
-def _credentials(bucket: S3Source | GSSource, role: Role) -> tuple[list[Manifest], list[Manifest]]:
-    """The variables and the volumes with the credentials for a bucket."""
-    reference = bucket.credentials_secret_ref
-    if reference is None:
-        return [], []
-    if isinstance(bucket, S3Source):
-        return [secret_env(name, SecretKeyRef(name=reference.name, key=name)) for name in AWS_KEYS], []
-    wire = to_wire(reference)
-    secret = {"secretName": wire["name"], "items": [{"key": wire["key"], "path": CREDENTIALS_FILE}]}
-    file = f"{CREDENTIALS_DIR}/{role}/{CREDENTIALS_FILE}"
-    return plain_env({"GOOGLE_APPLICATION_CREDENTIALS": file}), [
-        {"name": f"{role}-source-key", "secret": {**secret, "defaultMode": 0o444}}
-    ]

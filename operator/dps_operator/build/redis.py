@@ -45,14 +45,26 @@ def redis_url(namespace: str, router_name: str, password: str) -> str:
     return f"redis://:{password}@{router_name}-redis.{namespace}.svc:{REDIS_PORT}/0"
 
 
-def _container(router: Router, store: ManagedStore, settings: Settings) -> Manifest:
+def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
+    """One Redis server with its append-only file on a volume.
+
+    revision: identifies the password; a change restarts the server. Raises SpecError if the DPSRouter's name is too
+    long.
+    """
+    name = child_name(router, "redis")
+    excess = len(name) - LONGEST_STATEFUL_SET_NAME
+    if excess > 0:
+        raise SpecError(
+            "spec.sessionStore: a managed Redis requires a DPSRouter whose name has at most "
+            f"{len(router.name) - excess} characters; use urlSecretRef, or choose another name"
+        )
     resources = container_resources(RESOURCES, store.resources)
     memory = quantity_bytes(str(resources["limits"]["memory"])) * DATA_SHARE
     volume = quantity_bytes(store.size) * VOLUME_SHARE
     # For Redis, 0 would mean no limit.
     megabytes = max(int(min(memory, volume)) // 2**20, 1)
     ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {REDIS_PORT} ping | grep -q PONG"]}}
-    return {
+    container = {
         "name": "redis",
         "image": store.image or settings.redis_image,
         "command": ["redis-server", f"{AUTH_DIR}/{AUTH_FILE}"],
@@ -76,25 +88,10 @@ def _container(router: Router, store: ManagedStore, settings: Settings) -> Manif
             {"name": "auth", "mountPath": AUTH_DIR, "readOnly": True},
         ],
     }
-
-
-def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
-    """One Redis server with its append-only file on a volume.
-
-    revision: identifies the password; a change restarts the server. Raises SpecError if the DPSRouter's name is too
-    long.
-    """
-    name = child_name(router, "redis")
-    excess = len(name) - LONGEST_STATEFUL_SET_NAME
-    if excess > 0:
-        raise SpecError(
-            "spec.sessionStore: a managed Redis requires a DPSRouter whose name has at most "
-            f"{len(router.name) - excess} characters; use urlSecretRef, or choose another name"
-        )
     auth = credential(router, "redis", AUTH_FILE)
     items = [{"key": auth.key, "path": AUTH_FILE}]
     pod = {
-        "containers": [_container(router, store, settings)],
+        "containers": [container],
         "terminationGracePeriodSeconds": 60,
         "volumes": [
             {"name": "auth", "secret": {"secretName": auth.name, "items": items, "defaultMode": 0o440}}
