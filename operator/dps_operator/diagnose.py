@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -217,25 +216,25 @@ def _result(message: str, time: str) -> RecommendedRouting:
         raise ValueError(f"{field} in its termination message: {first['msg']}") from None
 
 
-@dataclass(frozen=True)
+@dataclass
 class CacheHealth:
     """Whether the pools share pages and fetch them, and what is wrong according to gateways and engines."""
 
     unreachable: str = ""
     """Why it is unknown whether the pools fetch; empty if the gateways answer."""
-    judged: frozenset[PoolName] = frozenset()
+    judged: set[PoolName] = field(default_factory=set)
     """Pools that had enough tokens to fetch."""
-    unserved: frozenset[PoolName] = frozenset()
+    unserved: set[PoolName] = field(default_factory=set)
     """Those of them that fetched too few."""
-    reporting: frozenset[PoolName] = frozenset()
+    reporting: set[PoolName] = field(default_factory=set)
     """Pools of which an engine has reported the pages that it shares, or why it shares none."""
-    unshared: Mapping[PoolName, str] = field(default_factory=dict)
+    unshared: dict[PoolName, str] = field(default_factory=dict)
     """Why an engine of these pools shares no pages."""
     different: bool = False
     """Whether the pools share no pages with each other, although each shares some."""
-    full: frozenset[PoolName] = frozenset()
+    full: set[PoolName] = field(default_factory=set)
     """Pools for most of whose pages the storage had no space."""
-    failing: frozenset[PoolName] = frozenset()
+    failing: set[PoolName] = field(default_factory=set)
     """Pools most of whose pages could not be written or read."""
-    slow: Mapping[PoolName, str] = field(default_factory=dict)
+    slow: dict[PoolName, str] = field(default_factory=dict)
     """Pools that fetch more slowly than they compute, with the bandwidth when this was found."""

@@ -17,8 +17,8 @@ from tests.operator.objects import READY, pod
 
 KEY = ("serving", "qwen")
 NOTHING = CacheHealth()
-SERVED = CacheHealth(judged=frozenset({"greedy"}))
-UNSERVED = CacheHealth(judged=frozenset({"greedy"}), unserved=frozenset({"greedy"}))
+SERVED = CacheHealth(judged={"greedy"})
+UNSERVED = CacheHealth(judged={"greedy"}, unserved={"greedy"})
 
 
 def metrics(fetchable: float, fetched: float) -> str:

@@ -64,10 +64,10 @@ def pages(**outcomes: float) -> Mapping[str, float]:
     return outcomes
 
 
-FULL = CacheHealth(full=frozenset({"greedy"}))
-FAILING = CacheHealth(failing=frozenset({"greedy"}))
+FULL = CacheHealth(full={"greedy"})
+FAILING = CacheHealth(failing={"greedy"})
 NOTHING = CacheHealth()
-BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
+BOTH: set[PoolName] = {"speculative", "greedy"}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ LORA = EngineSample(frozenset({("", "LoRA adapters are enabled")}))
         pytest.param(
             OURS,
             EngineSample(),
-            CacheHealth(reporting=frozenset({"speculative"})),
+            CacheHealth(reporting={"speculative"}),
             id="only one has reported",
         ),
         pytest.param(OURS, OTHERS, CacheHealth(reporting=BOTH, different=True), id="different pages"),
@@ -169,7 +169,7 @@ def test_reports_of_a_pool_end_when_its_engines_answer_without_them() -> None:
     tally = Tally()
     tally.add_engines({"speculative": {"a": OURS}, "greedy": {"b": OURS}}, 0.0)
     tally.add_engines({"speculative": {"a": OURS}, "greedy": {"b": EngineSample()}}, 1.0)
-    assert tally.health == CacheHealth(reporting=frozenset({"speculative"}))
+    assert tally.health == CacheHealth(reporting={"speculative"})
 
 
 async def test_engines_that_do_not_answer_or_whose_metrics_cannot_be_read_are_left_out() -> None:

@@ -66,7 +66,7 @@ def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
     """Both pools had enough tokens to fetch, and these fetched too few."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.seen.cache_health[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
+        harness.seen.cache_health[KEY] = CacheHealth(judged=set(POOLS), unserved=set(unserved))
 
     return change
 
@@ -106,7 +106,7 @@ CASES = {
     ),
     "NotCreated": Case("Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", UNAVAILABLE)),
     "NotReported": Case("PrefixCacheShared", PREFIX_CACHE),
-    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=frozenset(POOLS))),
+    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=set(POOLS))),
     "AlgorithmNotSupported": Case("PrefixCacheShared", shared({"algorithm": "Eagle3", "draftModel": "d"})),
     "VersionNotSupported": Case("PrefixCacheShared", {**PREFIX_CACHE, "engine": {"version": "0.5.24"}}),
     "RuntimeNotSupported": Case("PrefixCacheShared", {**VLLM, "prefixCache": PREFIX_CACHE["prefixCache"]}),
@@ -119,8 +119,8 @@ CASES = {
     ),
     "EngineNotSharing": Case("PrefixCacheShared", PREFIX_CACHE, reported(unshared={"greedy": "LoRA"})),
     "GeometryDiffers": Case("PrefixCacheShared", PREFIX_CACHE, reported(different=True)),
-    "StorageFull": Case("PrefixCacheServing", PREFIX_CACHE, reported(full=frozenset({"greedy"}))),
-    "StorageFailing": Case("PrefixCacheServing", PREFIX_CACHE, reported(failing=frozenset({"greedy"}))),
+    "StorageFull": Case("PrefixCacheServing", PREFIX_CACHE, reported(full={"greedy"})),
+    "StorageFailing": Case("PrefixCacheServing", PREFIX_CACHE, reported(failing={"greedy"})),
     "StorageSlow": Case("PrefixCacheServing", PREFIX_CACHE, reported(slow={"greedy": "1 GB/s"})),
     "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched()),
     "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),
