@@ -40,9 +40,6 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DPSRouter"
 PLURAL = "dpsrouters"
-SHORT_NAME = "dps"
-CATEGORY = "inference"
-
 
 MERGE_KEYS = {
     "containers": "name",
@@ -1163,10 +1160,7 @@ class PrefixCache(APIObject):
     """A prefix cache that the engines of both pools share, for SGLang 0.5.23."""
 
     model_config = rules(
-        (
-            "self.mode == 'Separate' || has(self.mooncake)",
-            "mode Common requires prefixCache.mooncake",
-        )
+        ("self.mode == 'Separate' || has(self.mooncake)", "mode Common requires prefixCache.mooncake")
     )
 
     mode: Literal["Separate", "Common"] = "Separate"
@@ -1277,10 +1271,6 @@ class Telemetry(APIObject):
     change restarts the gateways."""
     service_monitor: ServiceMonitor | None = None
     """Create a ServiceMonitor if set. Requires the Prometheus operator's CRDs."""
-
-
-LONGEST_NAME = 50
-"""Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 
 def _scaled_by_nothing_else(replicas: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from dps_engines.pools import PoolName
+from dps_engines.pools import POOLS, PoolName
 from dps_operator.api import RecommendedRouting
 from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest, condition
 
@@ -17,7 +17,6 @@ RUNTIME_FAILURES = {"CreateContainerError", "RunContainerError"}
 """Reasons for which a container waits after the container runtime has failed to start it."""
 RUNTIME_ENDS = {"StartError", "ContainerCannotRun"}
 """Reasons with which such a container has ended, while the kubelet waits before it tries again."""
-ENGINES = {"speculative", "greedy"}
 SEVERITY = (
     "CrashLooping",
     "ImagePullFailed",
@@ -132,7 +131,7 @@ def problem(pod: Manifest, component: str) -> Problem | None:
     if pod["metadata"].get("deletionTimestamp"):
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
-    unscheduled = _unscheduled(pod, component in ENGINES)
+    unscheduled = _unscheduled(pod, component in POOLS)
     if unscheduled:
         return unscheduled
     containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
@@ -148,7 +147,7 @@ def problem(pod: Manifest, component: str) -> Problem | None:
             f"pod {name} starts its engine when that of the greedy pool is ready, because both share a GPU"
         )
         return Problem("Starting", message)
-    if component in ENGINES and running:
+    if component in POOLS and running:
         return Problem("LoadingModel", f"pod {name} is loading its model")
     return Problem("Starting", f"pod {name} is starting")
 

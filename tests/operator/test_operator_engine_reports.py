@@ -125,7 +125,7 @@ KV_GIGABYTES = 56 * 1024 / 1e9
     ids=["faster than prefill", "slower than prefill", "too few fetches"],
 )
 def test_storage_is_slow_if_the_engine_computes_tokens_faster_than_it_fetches_them(
-    bandwidth: float, fetches: int, expected: Mapping[PoolName, str]
+    bandwidth: float, fetches: int, expected: dict[PoolName, str]
 ) -> None:
     found = reports({}, transfers(bandwidth, fetches), gigabytes=KV_GIGABYTES)
     assert found == CacheHealth(slow=expected)

@@ -3,12 +3,9 @@
 from typing import Any
 
 from dps_operator.api import (
-    CATEGORY,
     GROUP,
     KIND,
-    LONGEST_NAME,
     PLURAL,
-    SHORT_NAME,
     VERSION,
     APIObject,
     Spec,
@@ -17,6 +14,11 @@ from dps_operator.api import (
 )
 
 JSON = dict[str, Any]
+
+SHORT_NAME = "dps"
+CATEGORY = "inference"
+LONGEST_NAME = 50
+"""Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 COPIED = (
     "type",

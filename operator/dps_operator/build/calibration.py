@@ -15,10 +15,7 @@ LONGEST_CRON_JOB_NAME: Final = 52
 """In characters: Kubernetes appends 11 characters to the names of a CronJob's Jobs."""
 RESULT: Final = "/dev/termination-log"
 """The operator reads the result from the termination message of the container, so the Job needs no permissions."""
-RESOURCES: Final[Manifest] = {
-    "requests": {"cpu": "500m", "memory": "512Mi"},
-    "limits": {"memory": "2Gi"},
-}
+RESOURCES: Final[Manifest] = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 DEADLINE_SECONDS: Final = 3600
 """Time limit of a calibration, and how late after its scheduled time it may start.
 

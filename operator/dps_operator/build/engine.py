@@ -5,7 +5,7 @@ from typing import Any, Final
 from dps_engines.models import MODELS as KNOWN_MODELS
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api import to_wire
-from dps_operator.build.launch import API_KEY_VARIABLE, engine_arguments, host_cache_bytes
+from dps_operator.build.launch import API_KEY_VARIABLE, engine_arguments, engine_launch
 from dps_operator.build.nodes import check_gpus, gpu_resource, placement
 from dps_operator.build.pods import (
     CONTAINER_SECURITY,
@@ -244,7 +244,7 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
 
     gpus, arguments = spec.engine.tensor_parallel, engine_arguments(router, pool.name)
     memory = f"{MEMORY_GIB_PER_GPU * gpus}Gi"
-    if cached := host_cache_bytes(router, pool, arguments):
+    if cached := runtime.host_cache_bytes(engine_launch(router, pool), arguments):
         memory = f"{MEMORY_GIB_PER_GPU * gpus * 1024 + cached // 2**20}Mi"
     defaults = {
         "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": memory},

@@ -67,10 +67,7 @@ EXIT_SECONDS = 25
 """Time that a gateway has to exit after it has drained, before it is killed, in seconds."""
 SETTLE_SECONDS = 5
 """minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
-DEFAULT_RESOURCES: Manifest = {
-    "requests": {"cpu": "500m", "memory": "512Mi"},
-    "limits": {"memory": "2Gi"},
-}
+DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 SOURCE = Target(
     name="gateway",
     volume="cache",

@@ -24,11 +24,12 @@ def memory_warning(router: Router) -> str:
     Raises SpecError if the GPUs do not exist.
     """
     pools = router.pools.values()
-    warnings = (pool.runtime.memory_warning(_launch(router, pool), pool.all_args) for pool in pools)
+    warnings = (pool.runtime.memory_warning(engine_launch(router, pool), pool.all_args) for pool in pools)
     return next(filter(None, warnings), "")
 
 
-def _launch(router: Router, pool: EffectivePool) -> Launch:
+def engine_launch(router: Router, pool: EffectivePool) -> Launch:
+    """The engine of a pool, without the one that may share its GPU. Raises SpecError if its GPUs do not exist."""
     spec, telemetry = router.spec, router.spec.telemetry
     # The memory of a GPU is unknown with resources of the pool's own.
     own_gpus = any(name.startswith("nvidia.com/") for name in pool.spec.resources.limits or {})
@@ -64,14 +65,6 @@ def _check_arguments(router: Router, pool: EffectivePool) -> None:
             raise SpecError(f"{field}.args: {error}") from error
 
 
-def host_cache_bytes(router: Router, pool: EffectivePool, line: list[str]) -> int:
-    """The host memory in which an engine with this command line keeps copies of KV, in bytes.
-
-    Raises SpecError if an argument is not a number.
-    """
-    return pool.runtime.host_cache_bytes(_launch(router, pool), line)
-
-
 def engine_arguments(router: Router, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
@@ -89,9 +82,9 @@ def engine_arguments(router: Router, name: PoolName) -> list[str]:
     # The kubelet inserts the value of the variable, so that the pod template does not contain the key.
     by_argument = spec.engine.api_key_secret_ref is not None and runtime.api_key_variable is None
     api_key = ["--api-key", f"$({API_KEY_VARIABLE})"] if by_argument else []
-    launch = _launch(router, pool)
+    launch = engine_launch(router, pool)
     if spec.placement == "SharedGPU":
-        launch = replace(launch, shares_gpu_with=_launch(router, router.pools[other_pool(name)]))
+        launch = replace(launch, shares_gpu_with=engine_launch(router, router.pools[other_pool(name)]))
         if spec.node_pool.sharing.strategy == "MPS" and launch.gpu_bytes is not None:
             launch = replace(launch, memory_limit=launch.gpu_bytes // SHARES)
     runtime.check_launch(launch, engine.image, engine.version, pool.all_args)

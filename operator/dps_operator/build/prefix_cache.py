@@ -112,8 +112,6 @@ def pod_additions(router: Router, pool: EffectivePool, settings: Settings) -> Ma
 HTTP_PORT = 9003
 PORTS = {"rpc": MASTER_PORT, "http": HTTP_PORT}
 MASTER_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
-COMMAND = ("mooncake_master",)
-ARGUMENTS = (f"--rpc_port={MASTER_PORT}", f"--metrics_port={HTTP_PORT}")
 
 
 def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
@@ -128,8 +126,8 @@ def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
         "name": "mooncake",
         # SGLang's images contain Mooncake.
         "image": master.image or router.pools["greedy"].image,
-        "command": list(COMMAND),
-        "args": list(ARGUMENTS),
+        "command": ["mooncake_master"],
+        "args": [f"--rpc_port={MASTER_PORT}", f"--metrics_port={HTTP_PORT}"],
         # SGLang's images request all GPUs of a node from NVIDIA's container runtime.
         "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
         "ports": container_ports(**PORTS),

@@ -1,6 +1,6 @@
 """The session store: a managed Redis, or the URL of an external one from a Secret."""
 
-from dps_operator.api import ManagedStore, quantity_bytes
+from dps_operator.api import quantity_bytes
 from dps_operator.build.pods import (
     claim_spec,
     container_ports,
@@ -45,12 +45,15 @@ def redis_url(namespace: str, router_name: str, password: str) -> str:
     return f"redis://:{password}@{router_name}-redis.{namespace}.svc:{REDIS_PORT}/0"
 
 
-def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
-    """One Redis server with its append-only file on a volume.
+def managed_redis(router: Router, settings: Settings, revision: str) -> list[Manifest]:
+    """One Redis server with its append-only file on a volume, and its Service; empty if the store is external.
 
     revision: identifies the password; a change restarts the server. Raises SpecError if the DPSRouter's name is too
     long.
     """
+    store = router.redis
+    if store is None:
+        return []
     name = child_name(router, "redis")
     excess = len(name) - LONGEST_STATEFUL_SET_NAME
     if excess > 0:
@@ -100,6 +103,8 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
     template = pod_template(
         router, "redis", settings, pod, store.pod_template, {SECRET_REVISION: revision}, user=USER
     )
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    data = claim_spec(store.size, store.storage_class_name, "ReadWriteOnce")
     spec: Manifest = {
         "replicas": 1,
         "serviceName": name,
@@ -109,22 +114,9 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
         # Session records expire within hours, so the volume is deleted with the store.
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
         "template": template,
-        "volumeClaimTemplates": [
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": "data"},
-                "spec": claim_spec(store.size, store.storage_class_name, "ReadWriteOnce"),
-            }
-        ],
+        "volumeClaimTemplates": [claim | {"metadata": {"name": "data"}, "spec": data}],
     }
-    return child_manifest(router, "StatefulSet", "redis", spec=spec)
-
-
-def redis_service(router: Router) -> Manifest:
-    """The Service of the managed Redis.
-
-    It has one endpoint, so nothing is gained by removing an unready one. Kubernetes marks all pods of a node as unready
-    whose lease has expired, for example after an outage of the API server, although Redis runs.
-    """
-    return service(router, "redis", {"redis": REDIS_PORT}, publishNotReadyAddresses=True)
+    # It has one endpoint, so nothing is gained by removing an unready one. Kubernetes marks all pods of a node as
+    # unready whose lease has expired, for example after an outage of the API server, although Redis runs.
+    own_service = service(router, "redis", {"redis": REDIS_PORT}, publishNotReadyAddresses=True)
+    return [own_service, child_manifest(router, "StatefulSet", "redis", spec=spec)]

@@ -7,12 +7,9 @@ from dps_operator.objects import Component, Manifest, child_manifest, child_name
 def _autoscaler(
     router: Router, component: Component, bounds: tuple[int, int], metric: Manifest, scale_down_seconds: int
 ) -> Manifest:
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": child_name(router, component)}
     spec: Manifest = {
-        "scaleTargetRef": {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "name": child_name(router, component),
-        },
+        "scaleTargetRef": target,
         "minReplicas": bounds[0],
         "maxReplicas": bounds[1],
         "metrics": [metric],
@@ -24,6 +21,7 @@ def _autoscaler(
 def autoscalers(router: Router) -> list[Manifest]:
     """One HorizontalPodAutoscaler for each component with autoscaling."""
     manifests: list[Manifest] = []
+    service = {"apiVersion": "v1", "kind": "Service", "name": child_name(router, "metrics")}
     for name, pool in router.pools.items():
         scaling = pool.spec.autoscaling
         if scaling is None or not pool.has_autoscaler:
@@ -33,11 +31,7 @@ def autoscalers(router: Router) -> list[Manifest]:
         metric = {
             "type": "Object",
             "object": {
-                "describedObject": {
-                    "apiVersion": "v1",
-                    "kind": "Service",
-                    "name": child_name(router, "metrics"),
-                },
+                "describedObject": service,
                 "metric": {"name": "dps_demand", "selector": {"matchLabels": {"pool": name}}},
                 "target": {"type": "AverageValue", "averageValue": str(scaling.target_in_flight_per_replica)},
             },
