@@ -1,13 +1,13 @@
 """The effective spec: what a DPSRouter is at present, from its spec, its recorded status and what is observed.
 
-`resolved_router` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
+`effective_router` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
 combined. Builders and conditions read only its result, which nothing changes afterwards. This module performs no I/O.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
@@ -155,19 +155,6 @@ class Router(Owner):
         return any(pool.idle_seconds is not None for pool in self.pools.values())
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What is observed of a DPSRouter, as far as its effective spec depends on it."""
-
-    engines: Mapping[str, Child] = field(default_factory=dict)
-    """The live Deployments of the engines, by pool."""
-    pods: Sequence[Pod] = ()
-    allocation: Allocation | None = None
-    """The autoscaler's allocation of the GPU budget; None if that of the status is the newest."""
-    idle: Mapping[PoolName, bool] = field(default_factory=dict)
-    """Whether a pool is to be scaled to zero, for the pools about which the autoscaler has decided."""
-
-
 def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
     """The live Deployments of the engines of a DPSRouter, by pool."""
     children = observations.children(owner.key)
@@ -179,16 +166,45 @@ def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
 
 def effective_router(body: Manifest, observations: Observations) -> Router:
     """A cached DPSRouter with its effective spec. Raises SpecError if the spec is invalid."""
-    metadata = body["metadata"]
-    owner = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
-    observed = Observed(
-        live_engines(observations, owner),
-        observations.pods(owner.key),
-        observations.allocations.get(owner.key),
-        observations.idle.get(owner.key, {}),
+    metadata, status = body["metadata"], body["status"]
+    owner, spec = Owner(metadata["namespace"], metadata["name"], metadata["uid"]), api.parse(body["spec"])
+    engines, pods = live_engines(observations, owner), observations.pods(owner.key)
+    idle = observations.idle.get(owner.key, {})
+    engine = _with_version(
+        spec.engine, [child for name, child in engines.items() if not _has_own_engine(_declared(spec, name))]
     )
-    generation = metadata.get("generation", 1)
-    return resolved_router(owner, generation, api.parse(body["spec"]), body["status"], observed)
+    allocation = _allocation(spec, observations.allocations.get(owner.key), status)
+    allowed = _replicas_allowed_now(allocation, engines, pods) if allocation is not None else {}
+    pools = {
+        name: _pool(spec, engine, name, engines.get(name), allowed.get(name), idle.get(name))
+        for name in POOLS
+    }
+    calibration, recorded = spec.routing.calibration, _recommended(spec, (), status)
+    to_apply = recorded if calibration is not None and calibration.apply else None
+    cache = spec.prefix_cache if spec.prefix_cache and spec.prefix_cache.mode == "Common" else None
+    unshareable = _unshareable(spec, pools) if cache is not None else None
+    shared = cache if unshareable is None else None
+    master = None
+    if shared is not None and shared.mooncake is not None and shared.mooncake.external_master is None:
+        master = shared.mooncake.master or api.MooncakeMaster()
+    store, gateway = spec.session_store, spec.gateway
+    gateways = gateway.autoscaling.min_replicas if gateway.autoscaling else gateway.replicas
+    return Router(
+        owner.namespace,
+        owner.name,
+        owner.uid,
+        metadata.get("generation", 1),
+        spec.model_copy(update={"engine": engine, "routing": _routing(spec.routing, to_apply)}),
+        pools=pools,
+        gateway_replicas=gateways or api.DEFAULT_GATEWAY_REPLICAS,
+        recommended=_recommended(spec, pods, status),
+        load_ratio=_load_ratio(to_apply, allocation),
+        redis=None if store.url_secret_ref is not None else store.managed or api.ManagedStore(),
+        unshareable=unshareable,
+        shared_cache=shared,
+        mooncake_master=master,
+        allocation=allocation,
+    )
 
 
 def effective_routers(
@@ -206,44 +222,6 @@ def effective_routers(
     return found
 
 
-def resolved_router(
-    owner: Owner, generation: int, spec: api.Spec, status: Mapping[str, Any], observed: Observed
-) -> Router:
-    """A DPSRouter with its effective spec. status: the recorded one. Raises SpecError if the spec is invalid."""
-    engine = _with_version(
-        spec.engine,
-        [child for name, child in observed.engines.items() if not _has_own_engine(_declared(spec, name))],
-    )
-    allocation = _allocation(spec, status, observed)
-    pools = {name: _pool(spec, engine, name, allocation, observed) for name in POOLS}
-    calibration, recorded = spec.routing.calibration, _recommended(spec, (), status)
-    to_apply = recorded if calibration is not None and calibration.apply else None
-    cache = spec.prefix_cache if spec.prefix_cache and spec.prefix_cache.mode == "Common" else None
-    unshareable = _unshareable(spec, pools) if cache is not None else None
-    shared = cache if unshareable is None else None
-    master = None
-    if shared is not None and shared.mooncake is not None and shared.mooncake.external_master is None:
-        master = shared.mooncake.master or api.MooncakeMaster()
-    store, gateway = spec.session_store, spec.gateway
-    gateways = gateway.autoscaling.min_replicas if gateway.autoscaling else gateway.replicas
-    return Router(
-        owner.namespace,
-        owner.name,
-        owner.uid,
-        generation,
-        spec.model_copy(update={"engine": engine, "routing": _routing(spec.routing, to_apply)}),
-        pools=pools,
-        gateway_replicas=gateways or api.DEFAULT_GATEWAY_REPLICAS,
-        recommended=_recommended(spec, observed.pods, status),
-        load_ratio=_load_ratio(to_apply, allocation),
-        redis=None if store.url_secret_ref is not None else store.managed or api.ManagedStore(),
-        unshareable=unshareable,
-        shared_cache=shared,
-        mooncake_master=master,
-        allocation=allocation,
-    )
-
-
 def _declared(spec: api.Spec, name: str) -> api.PoolSpec:
     return spec.pools.speculative if name == "speculative" else spec.pools.greedy
 
@@ -253,24 +231,30 @@ def _has_own_engine(pool: api.PoolSpec) -> bool:
 
 
 def _pool(
-    spec: api.Spec, engine: api.Engine, name: PoolName, allocation: Allocation | None, observed: Observed
+    spec: api.Spec,
+    engine: api.Engine,
+    name: PoolName,
+    live: Child | None,
+    budget: int | None,
+    idle: bool | None,
 ) -> EffectivePool:
-    """One pool. engine: that of the pools without an engine of their own."""
-    pool, live = _declared(spec, name), observed.engines.get(name)
+    """One pool.
+
+    engine: that of the pools without an engine of their own. live: the pool's Deployment. budget: the replicas that the
+    GPU budget allows now; None without one. idle: what the autoscaler has decided; None if it has not.
+    """
+    pool = _declared(spec, name)
     if own := _has_own_engine(pool):
         change = {"runtime": pool.runtime or engine.runtime, "image": pool.image, "version": pool.version}
         engine = _with_version(engine.model_copy(update=change), [live] if live else [])
     runtime = RUNTIMES[engine.runtime]
-    scaling, replicas = pool.autoscaling, pool.replicas
-    if allocation is not None:
-        replicas = _replicas_allowed_now(allocation, observed)[name]
-    if pool.strategy == api.PoolStrategy() and (allocation is not None or spec.placement == "SharedGPU"):
+    scaling, replicas = pool.autoscaling, pool.replicas if budget is None else budget
+    if pool.strategy == api.PoolStrategy() and (budget is not None or spec.placement == "SharedGPU"):
         pool = pool.model_copy(update={"strategy": WITHIN_CAPACITY})
     scaled_to_zero = False
     if scaling is not None and scaling.min_replicas == 0 and not spec.suspend:
         # A restart of the operator does not change the replicas of a pool.
-        stopped = live is not None and live.replicas.desired == 0
-        scaled_to_zero = observed.idle.get(name, stopped)
+        scaled_to_zero = live is not None and live.replicas.desired == 0 if idle is None else idle
     result = EffectivePool(
         name=name,
         spec=pool,
@@ -302,7 +286,7 @@ def _with_version(engine: api.Engine, deployments: Sequence[Child]) -> api.Engin
     return engine.model_copy(update={"version": version})
 
 
-def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> Allocation | None:
+def _allocation(spec: api.Spec, newer: Allocation | None, status: Mapping[str, Any]) -> Allocation | None:
     """The newest allocation of the GPU budget, scaled if the budget has changed since; None without a budget.
 
     Without an earlier one, the pools have the same number of replicas, and an odd one is speculative.
@@ -310,7 +294,7 @@ def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -
     if spec.gpu_budget is None:
         return None
     total = spec.gpu_budget.gpus // spec.engine.tensor_parallel
-    known = api.to_wire(observed.allocation) if observed.allocation else status.get("gpuBudget", {})
+    known = api.to_wire(newer) if newer is not None else status.get("gpuBudget", {})
     speculative, greedy = known.get("speculativeReplicas", 1), known.get("greedyReplicas", 1)
     if speculative + greedy != total:
         share = -(-total * speculative // (speculative + greedy))
@@ -322,19 +306,21 @@ def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -
     )
 
 
-def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[PoolName, int]:
+def _replicas_allowed_now(
+    allocation: Allocation, engines: Mapping[str, Child], pods: Sequence[Pod]
+) -> dict[PoolName, int]:
     """The replicas to request now. A pool grows only when the other pool's pods have released their GPUs.
 
     Otherwise the new pod would be pending, for which a cluster autoscaler would add a node. Pods that are terminating
     count.
     """
-    counts, pods = allocation.counts, Counter(pod.component for pod in observed.pods)
+    counts, existing = allocation.counts, Counter(pod.component for pod in pods)
     total = sum(counts.values())
     result = {}
     for pool, other in (POOLS, POOLS[::-1]):
-        engine = observed.engines.get(pool)
+        engine = engines.get(pool)
         desired = engine.replicas.desired if engine else 0
-        result[pool] = min(counts[pool], max(desired, total - pods[other], 1))
+        result[pool] = min(counts[pool], max(desired, total - existing[other], 1))
     return result
 
 

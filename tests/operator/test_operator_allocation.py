@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from dps_engines.pools import POOLS
 from dps_operator.api import Allocation
 from dps_operator.autoscale import moved
-from dps_operator.effective import Observed
-from dps_operator.observe import Observations, observed_pod
+from dps_operator.objects import child_manifest
+from dps_operator.observe import Observations
 from dps_testkit.operator.routers import SMALLEST, router
 from tests.operator.harness import KEY
-from tests.operator.objects import pod, replicas, workload
+from tests.operator.objects import pod
 
 BUDGET: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4}}
 NOW = "2026-01-01T00:00:00Z"
@@ -82,11 +82,15 @@ def test_at_constant_demand_no_move_is_undone(
 
 def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, int]) -> dict[str, int | None]:
     """The replicas that the pools request. desired: those of the live Deployments. pods: those that exist."""
-    engines = {pool: workload(f"qwen-{pool}", replicas(desired=count)) for pool, count in desired.items()}
-    existing = [observed_pod(pod("p", pool)) for pool in POOLS for _ in range(pods[pool])]
-    observed = Observed(engines, existing, allocation)
+    seen = Observations()
+    seen.allocations[KEY] = allocation
+    for pool in POOLS:
+        spec = {"replicas": desired[pool], "template": {"spec": {"containers": [{}]}}}
+        seen.update_child(child_manifest(router(SMALLEST), "Deployment", pool, spec=spec))
+        for number in range(pods[pool]):
+            seen.update_pod(pod(f"{pool}-{number}", pool))
     gpus = sum(allocation.counts.values())
-    pools = router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, observed=observed).pools
+    pools = router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, observations=seen).pools
     return {name: pool.replicas for name, pool in pools.items()}
 
 
