@@ -336,8 +336,9 @@ def _pools(names: Collection[PoolName]) -> str:
 def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
     warning = ""
-    with suppress(SpecError):  # a spec that cannot be applied, or has not been checked yet
-        warning = memory_warning(router)
+    if not observed.invalid:
+        with suppress(SpecError):  # the spec has not been checked yet
+            warning = memory_warning(router)
     valid = spec_valid(observed.invalid, "; ".join(observed.rejected), warning)
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in router.scaled_to_zero}
