@@ -138,16 +138,14 @@ async def run(settings: Settings) -> None:
     async with Cluster.connect(settings.request_timeout) as cluster, aiohttp.ClientSession() as http:
         leadership = Leadership(cluster, settings.lease)
         observations, metrics = Observations(), MetricsReader(http)
-        caches = CacheWatch(observations, metrics)
-        mounts = MountWatch(cluster, observations)
         reconciler = Reconciler(cluster, observations, settings, _now)
         queue = WorkQueue(reconciler.reconcile)
         resync = Resync(cluster, observations, queue, settings)
         autoscaler = Autoscaler(observations, queue, metrics, _now)
         tasks: list[Task] = [
             autoscaler.run,
-            partial(caches.run, queue),
-            partial(mounts.run, queue),
+            partial(CacheWatch(observations, metrics).run, queue),
+            partial(MountWatch(cluster, observations).run, queue),
             *[queue.work] * settings.workers,
         ]
         # A reconcile requires all children in the cache, and so do the loops that read it.
