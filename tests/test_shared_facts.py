@@ -17,7 +17,7 @@ from dps_lab.calibrate.cli import command_line
 from dps_lab.calibrate.search import OBJECTIVES
 from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.options import fleet_of
-from dps_operator.api import POSITIVE, Runtime
+from dps_operator.api import Runtime
 from dps_operator.build.calibration import calibration_cron_job
 from dps_sglang import cache_salt
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
@@ -50,7 +50,7 @@ PASSED: list[tuple[str, type[BaseModel], str, Any]] = [
 def test_crd_accepts_only_values_that_the_gateway_accepts(
     model: type[BaseModel], name: str, field: dict[str, Any]
 ) -> None:
-    smallest, below = (0.001, 0) if name in POSITIVE else (field["minimum"], field["minimum"] - 1)
+    smallest, below = (0.001, 0) if "exclusiveMinimum" in field else (field["minimum"], field["minimum"] - 1)
     model.model_validate({name: smallest})
     model.model_validate({name: field["maximum"]})
     with pytest.raises(ValidationError):

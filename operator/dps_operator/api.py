@@ -28,6 +28,7 @@ from dps_engines.launch import (
     WITHOUT_DRAFT_MODEL,
     Algorithm,
 )
+from dps_engines.pools import PoolName
 from dps_engines.sglang.runtime import DEFAULT_VERSION as SGLANG_VERSION
 from dps_engines.sglang.runtime import REPOSITORY as SGLANG_REPOSITORY
 from dps_engines.vllm.runtime import DEFAULT_VERSION as VLLM_VERSION
@@ -39,9 +40,6 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DPSRouter"
 PLURAL = "dpsrouters"
-SHORT_NAME = "dps"
-CATEGORY = "inference"
-
 
 MERGE_KEYS = {
     "containers": "name",
@@ -160,6 +158,11 @@ def validations(*pairs: tuple[str, str]) -> JsonDict:
     """CEL rules, which are pairs of an expression and a message, as part of a schema."""
     found: list[JsonValue] = [{"rule": rule, "message": message} for rule, message in pairs]
     return {"x-kubernetes-validations": found}
+
+
+def _unchanged(field: str) -> str:
+    """The CEL expression that an optional field has its previous value."""
+    return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
 
 
 def rules(*pairs: tuple[str, str]) -> ConfigDict:
@@ -368,16 +371,12 @@ class ModelSource(APIObject):
     """An OCI image or artifact."""
 
 
-HOST_PATH = r"^/[^:]+$"
-
-
 class SharedClaim(APIObject):
     """A ReadWriteMany volume that the operator creates."""
 
     model_config = rules(
         (
-            "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
-            " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+            _unchanged("storageClassName"),
             "claim.storageClassName cannot be changed; remove the claim, or create a new DPSRouter",
         ),
         (
@@ -410,7 +409,7 @@ class EngineCache(APIObject):
         )
     )
 
-    host_path: str | None = Field(default=None, pattern=HOST_PATH, max_length=4096)
+    host_path: str | None = Field(default=None, pattern=r"^/[^:]+$", max_length=4096)
     """Directory of the node, created if it does not exist. Only engines on the same node share it, unless it is on a
     network file system."""
     existing_claim: Name | None = None
@@ -421,20 +420,15 @@ class EngineCache(APIObject):
     """A directory of each pod, which only outlives a restart of its containers."""
 
 
-Objective = Literal["session", "session-p95", "batch", "ttft", "ttft-p95", "tpot"]
-
-SimulatedHardware = Literal["a100-7b", "h100-7b", "h200-7b", "a100-70b", "h100-70b", "h200-70b"]
-
-
 class Calibration(APIObject):
     """The schedule and the objective of calibrations. The gateways keep a decision log, which contains no prompts."""
 
     schedule: str = Field(default="0 3 * * *", min_length=1, max_length=100)
     """When a calibration starts, as in a CronJob, in UTC."""
-    objective: Objective = "session"
+    objective: Literal["session", "session-p95", "batch", "ttft", "ttft-p95", "tpot"] = "session"
     """What to minimise: the median session latency (session), the time for all sessions (batch), the median time to
     first token (ttft), the median time per output token (tpot), or a 95th percentile."""
-    hardware: SimulatedHardware = "a100-7b"
+    hardware: Literal["a100-7b", "h100-7b", "h200-7b", "a100-70b", "h100-70b", "h200-70b"] = "a100-7b"
     """The GPU and the size of the model that the simulation assumes; choose the most similar one."""
     apply: bool = False
     """Whether the gateways use the recommended policy and threshold instead of those in spec.routing."""
@@ -505,9 +499,7 @@ class ModelCache(APIObject):
             "cache.storageClassName requires cache.size; an existing claim already has a storage class",
         ),
         (
-            "!has(self.size) || !has(oldSelf.size) || (has(self.storageClassName) =="
-            " has(oldSelf.storageClassName) && (!has(self.storageClassName) ||"
-            " self.storageClassName == oldSelf.storageClassName))",
+            f"!has(self.size) || !has(oldSelf.size) || ({_unchanged('storageClassName')})",
             "cache.storageClassName cannot be changed; remove the cache, or create a new DPSRouter",
         ),
         (
@@ -675,10 +667,6 @@ MIN_UP_TO_MAX = (
 )
 
 
-EXTERNAL_WITHOUT_REPLICAS = (
-    "!has(self.scaling) || self.scaling != 'External' || (!has(self.replicas) && !has(self.autoscaling))",
-    "replicas and autoscaling must not be set with scaling External, which leaves the number of replicas to others",
-)
 _ZERO = "['0', '0%']"
 
 
@@ -796,7 +784,14 @@ class Speculation(APIObject):
 class PoolSpec(APIObject):
     """One pool of engines."""
 
-    model_config = rules(REPLICAS_OR_AUTOSCALING, EXTERNAL_WITHOUT_REPLICAS)
+    model_config = rules(
+        REPLICAS_OR_AUTOSCALING,
+        (
+            "!has(self.scaling) || self.scaling != 'External' || (!has(self.replicas) && !has(self.autoscaling))",
+            "replicas and autoscaling must not be set with scaling External, which leaves the number of replicas to"
+            " others",
+        ),
+    )
 
     replicas: int | None = Field(default=None, ge=1, le=1000)
     """Number of replicas; 1 if neither replicas nor autoscaling is set."""
@@ -877,9 +872,7 @@ class GatewayService(APIObject):
             "gateway.service.externalTrafficPolicy requires the type LoadBalancer or NodePort",
         ),
         (
-            "self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' ||"
-            " has(self.loadBalancerClass) == has(oldSelf.loadBalancerClass) &&"
-            " (!has(self.loadBalancerClass) || self.loadBalancerClass == oldSelf.loadBalancerClass)",
+            f"self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' || {_unchanged('loadBalancerClass')}",
             "gateway.service.loadBalancerClass cannot be changed; set the type to ClusterIP first",
         ),
     )
@@ -919,37 +912,14 @@ class GatewayLimits(APIObject):
 
 
 def _seconds(description: str) -> Any:
-    return Field(default=None, ge=0, le=86400, description=f"{description}, in seconds; more than 0.")
-
-
-POSITIVE = (
-    "bodySeconds",
-    "keepAliveSeconds",
-    "connectSeconds",
-    "firstByteSeconds",
-    "idleSeconds",
-    "totalSeconds",
-    "queueSeconds",
-    "wakeSeconds",
-    "silentSeconds",
-    "healthIntervalSeconds",
-)
-"""Timeouts that must not be 0. A fractional `minimum` does not express this, because the API server rounds it down if
-the value is a whole number."""
+    return Field(default=None, gt=0, le=86400, description=f"{description}, in seconds; more than 0.")
 
 
 class GatewayTimeouts(APIObject):
     """`timeouts` of the gateway's configuration. The gateway's default applies to a field that is unset."""
 
-    model_config = rules(
-        (
-            " && ".join(f"(!has(self.{name}) || self.{name} > 0.0)" for name in POSITIVE),
-            f"timeouts.{', timeouts.'.join(POSITIVE[:-1])} and timeouts.{POSITIVE[-1]} must be greater than 0",
-        )
-    )
-
     body_seconds: float | None = _seconds("Time limit for the arrival of a request's body")
-    keep_alive_seconds: float | None = Field(default=None, ge=0, le=3600)
+    keep_alive_seconds: float | None = Field(default=None, gt=0, le=3600)
     """Time for which a client's connection is kept open between requests, in seconds; more than 0, and more than the
     load balancer's idle timeout."""
     connect_seconds: float | None = _seconds("Time limit for connecting to an engine")
@@ -1041,15 +1011,12 @@ class BackendRef(APIObject):
     """Its part of the requests, relative to the sum of all weights."""
 
 
-Hostname = Annotated[str, Field(min_length=1, max_length=253)]
-
-
 class GatewayHTTPRoute(APIObject):
     """A Gateway API HTTPRoute in front of the gateway."""
 
     parent_refs: list[ParentRef] = Field(min_length=1, max_length=16)
     """Gateways to which the route attaches."""
-    hostnames: list[Hostname] = Field(default=[], max_length=16)
+    hostnames: list[Name] = Field(default=[], max_length=16)
     """Host names; all host names if empty. status.url has the first one, with https if the section name of the first
     parent contains https."""
     request_timeout: str = Field(default="0s", pattern=r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
@@ -1119,28 +1086,6 @@ class Gateway(APIObject):
     """Time that requests in flight have to finish when a gateway pod is deleted, in seconds."""
     pod_template: PodTemplate = PodTemplate()
     """Pod template to merge into the gateway's generated one."""
-
-
-def _scaled_by_nothing_else(replicas: str) -> str:
-    """The condition that neither pool is scaled, except by the field `replicas` as far as its condition allows it."""
-    speculative, greedy = (
-        f"{replicas.format(pool)} && !has({pool}.autoscaling)"
-        f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
-        for pool in ("self.pools.speculative", "self.pools.greedy")
-    )
-    return f"{speculative} && (!has(self.pools.greedy) || ({greedy}))"
-
-
-BUDGET_ALONE = (
-    f"!has(self.gpuBudget) || ({_scaled_by_nothing_else('!has({}.replicas)')})",
-    "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget, which determines the number"
-    " of replicas of both pools",
-)
-BUDGET_FOR_BOTH_POOLS = (
-    "!has(self.gpuBudget) || self.gpuBudget.gpus >= 2 *"
-    " (has(self.engine) && has(self.engine.tensorParallel) ? self.engine.tensorParallel : 1)",
-    "gpuBudget.gpus must be at least 2 * engine.tensorParallel, because each pool keeps one replica",
-)
 
 
 class GPUBudget(APIObject):
@@ -1215,10 +1160,7 @@ class PrefixCache(APIObject):
     """A prefix cache that the engines of both pools share, for SGLang 0.5.23."""
 
     model_config = rules(
-        (
-            "self.mode == 'Separate' || has(self.mooncake)",
-            "mode Common requires prefixCache.mooncake",
-        )
+        ("self.mode == 'Separate' || has(self.mooncake)", "mode Common requires prefixCache.mooncake")
     )
 
     mode: Literal["Separate", "Common"] = "Separate"
@@ -1240,15 +1182,8 @@ class ManagedStore(APIObject):
     """A Redis server that the operator deploys."""
 
     model_config = rules(
-        (
-            "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
-            SIZE_IS_IMMUTABLE,
-        ),
-        (
-            "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
-            " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
-            CLASS_IS_IMMUTABLE,
-        ),
+        ("quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0", SIZE_IS_IMMUTABLE),
+        (_unchanged("storageClassName"), CLASS_IS_IMMUTABLE),
     )
 
     size: Quantity = DEFAULT_SIZE
@@ -1288,10 +1223,6 @@ class SessionStore(APIObject):
             SIZE_IS_IMMUTABLE,
         ),
         (f"{_SAME_KIND} || !has({_SETTINGS}.storageClassName)", CLASS_IS_IMMUTABLE),
-        (
-            "!has(self.timeoutSeconds) || self.timeoutSeconds > 0.0",
-            "sessionStore.timeoutSeconds must be greater than 0",
-        ),
     )
 
     managed: ManagedStore | None = None
@@ -1299,7 +1230,7 @@ class SessionStore(APIObject):
     url_secret_ref: SecretKeyRef | None = None
     """Secret key with the URL of your own Redis: redis://, rediss://, redis+sentinel:// or redis+cluster://. After a
     change of the Secret, the gateways connect to the new URL."""
-    timeout_seconds: float | None = Field(default=None, ge=0, le=60)
+    timeout_seconds: float | None = Field(default=None, gt=0, le=60)
     """Time limit of a gateway for a request to Redis, in seconds; more than 0, and 0.25 if unset. Afterwards, the
     gateway uses its copy of the session."""
     mirror_records: int | None = Field(default=None, ge=0, le=100_000_000)
@@ -1342,46 +1273,56 @@ class Telemetry(APIObject):
     """Create a ServiceMonitor if set. Requires the Prometheus operator's CRDs."""
 
 
-LONGEST_NAME = 50
-"""Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
+def _scaled_by_nothing_else(replicas: str) -> str:
+    """The condition that neither pool is scaled, except by the field `replicas` as far as its condition allows it."""
+    speculative, greedy = (
+        f"{replicas.format(pool)} && !has({pool}.autoscaling)"
+        f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
+        for pool in ("self.pools.speculative", "self.pools.greedy")
+    )
+    return f"{speculative} && (!has(self.pools.greedy) || ({greedy}))"
 
-
-ONE_REPLICA_ON_SHARED_GPU = (
-    "!has(self.placement) || self.placement != 'SharedGPU' || (!has(self.gpuBudget)"
-    " && (!has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1)"
-    f" && {_scaled_by_nothing_else('(!has({0}.replicas) || {0}.replicas == 1)')})",
-    "with placement SharedGPU each pool has one replica on one GPU; remove gpuBudget, autoscaling, scaling External,"
-    " and replicas and engine.tensorParallel other than 1",
-)
 
 _HAS_MIG = "has(self.nodePool) && has(self.nodePool.mig)"
 _HAS_SHARING = "has(self.nodePool) && has(self.nodePool.sharing)"
-SHARING_OF_A_SHARED_GPU = (
-    f"!({_HAS_SHARING}) || (has(self.placement) && self.placement == 'SharedGPU')"
-    " || (self.nodePool.sharing.strategy == 'TimeSlicing' && !self.nodePool.sharing.renamed)",
-    "nodePool.sharing requires placement SharedGPU",
-)
-MPS_WITHOUT_MIG = (
-    f"!({_HAS_MIG}) || !({_HAS_SHARING}) || self.nodePool.sharing.strategy != 'MPS'",
-    "nodePool.mig cannot be combined with sharing strategy MPS, which NVIDIA's device plugin supports only for whole"
-    " GPUs; use TimeSlicing, or remove nodePool.mig",
-)
-ONE_MIG_INSTANCE = (
-    f"!({_HAS_MIG}) || !has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1",
-    "an engine cannot use several MIG instances; remove nodePool.mig or engine.tensorParallel",
-)
 
 
 class Spec(APIObject):
     """Desired state of the DPSRouter."""
 
     model_config = rules(
-        BUDGET_ALONE,
-        BUDGET_FOR_BOTH_POOLS,
-        ONE_REPLICA_ON_SHARED_GPU,
-        SHARING_OF_A_SHARED_GPU,
-        MPS_WITHOUT_MIG,
-        ONE_MIG_INSTANCE,
+        (
+            f"!has(self.gpuBudget) || ({_scaled_by_nothing_else('!has({}.replicas)')})",
+            "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget, which determines the"
+            " number of replicas of both pools",
+        ),
+        (
+            "!has(self.gpuBudget) || self.gpuBudget.gpus >= 2 *"
+            " (has(self.engine) && has(self.engine.tensorParallel) ? self.engine.tensorParallel : 1)",
+            "gpuBudget.gpus must be at least 2 * engine.tensorParallel, because each pool keeps one replica",
+        ),
+        (
+            "!has(self.placement) || self.placement != 'SharedGPU' || (!has(self.gpuBudget)"
+            " && (!has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1)"
+            f" && {_scaled_by_nothing_else('(!has({0}.replicas) || {0}.replicas == 1)')})",
+            "with placement SharedGPU each pool has one replica on one GPU; remove gpuBudget, autoscaling, scaling"
+            " External, and replicas and engine.tensorParallel other than 1",
+        ),
+        (
+            f"!({_HAS_SHARING}) || (has(self.placement) && self.placement == 'SharedGPU')"
+            " || (self.nodePool.sharing.strategy == 'TimeSlicing' && !self.nodePool.sharing.renamed)",
+            "nodePool.sharing requires placement SharedGPU",
+        ),
+        (
+            f"!({_HAS_MIG}) || !({_HAS_SHARING}) || self.nodePool.sharing.strategy != 'MPS'",
+            "nodePool.mig cannot be combined with sharing strategy MPS, which NVIDIA's device plugin supports only for"
+            " whole GPUs; use TimeSlicing, or remove nodePool.mig",
+        ),
+        (
+            f"!({_HAS_MIG}) || !has(self.engine) || !has(self.engine.tensorParallel)"
+            " || self.engine.tensorParallel == 1",
+            "an engine cannot use several MIG instances; remove nodePool.mig or engine.tensorParallel",
+        ),
     )
 
     model: ServedModel
@@ -1560,7 +1501,7 @@ class RoutingStatus(APIObject):
     """The result of spec.routing.calibration; unset before the first one."""
 
 
-class GPUBudgetStatus(APIObject):
+class Allocation(APIObject):
     """How the pools share the GPU budget."""
 
     speculative_replicas: int
@@ -1572,6 +1513,11 @@ class GPUBudgetStatus(APIObject):
     status.routing.recommended.gpuBudget.loadRatio."""
     last_move_time: str | None = Field(default=None, json_schema_extra={"format": "date-time"})
     """Time of the last move of a replica; unset if there was none."""
+
+    @property
+    def counts(self) -> dict[PoolName, int]:
+        """The replicas by pool."""
+        return {"speculative": self.speculative_replicas, "greedy": self.greedy_replicas}
 
 
 class Status(APIObject):
@@ -1594,5 +1540,5 @@ class Status(APIObject):
     """Replicas of the gateway."""
     routing: RoutingStatus | None = None
     """Routing policy in the gateway's configuration."""
-    gpu_budget: GPUBudgetStatus | None = None
+    gpu_budget: Allocation | None = None
     """How the pools share spec.gpuBudget; unset without one."""

@@ -16,8 +16,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from dps_operator.autoscale import Autoscaler
-from dps_operator.cache_watch import CacheWatch
-from dps_operator.effective import Decisions
+from dps_operator.cache_health import CacheWatch
 from dps_operator.kube import Cluster
 from dps_operator.lease import Leadership
 from dps_operator.metrics import MetricsReader
@@ -138,17 +137,15 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     async with Cluster.connect(settings.request_timeout) as cluster, aiohttp.ClientSession() as http:
         leadership = Leadership(cluster, settings.lease)
-        observations, metrics, decisions = Observations(), MetricsReader(http), Decisions()
-        caches = CacheWatch(observations, decisions, metrics)
-        mounts = MountWatch(cluster, observations)
-        reconciler = Reconciler(cluster, observations, settings, _now, decisions, caches.health)
+        observations, metrics = Observations(), MetricsReader(http)
+        reconciler = Reconciler(cluster, observations, settings, _now)
         queue = WorkQueue(reconciler.reconcile)
         resync = Resync(cluster, observations, queue, settings)
-        autoscaler = Autoscaler(observations, queue, metrics, decisions, _now)
+        autoscaler = Autoscaler(observations, queue, metrics, _now)
         tasks: list[Task] = [
             autoscaler.run,
-            partial(caches.run, queue),
-            partial(mounts.run, queue),
+            partial(CacheWatch(observations, metrics).run, queue),
+            partial(MountWatch(cluster, observations).run, queue),
             *[queue.work] * settings.workers,
         ]
         # A reconcile requires all children in the cache, and so do the loops that read it.
@@ -173,22 +170,18 @@ async def run(settings: Settings) -> None:
             raise RuntimeError("a task of the operator failed")
 
 
-def _configure_logging(*, verbose: bool) -> None:
+def main(arguments: list[str]) -> int:
+    """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
+    settings = parse_options(arguments)
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
+        level=logging.DEBUG if settings.verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     # The access log has a line for every probe.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     # At DEBUG the client logs response bodies, which include Secrets.
     logging.getLogger("kubernetes").setLevel(logging.INFO)
-    if not verbose:
+    if not settings.verbose:
         logging.getLogger("kopf").setLevel(logging.WARNING)
-
-
-def main(arguments: list[str]) -> int:
-    """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
-    settings = parse_options(arguments)
-    _configure_logging(verbose=settings.verbose)
     asyncio.run(run(settings))
     return 0

@@ -16,17 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.gpu_budget import Demand, averaged, pool_to_grow
 from dps_engines.pools import POOLS, PoolName, other_pool
-from dps_operator.effective import (
-    Allocation,
-    Decisions,
-    Router,
-    effective_routers,
-    live_engines,
-)
+from dps_operator.api import Allocation
+from dps_operator.effective import Router, effective_routers, live_engines
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import MetricsReader, gateway_addresses
 from dps_operator.objects import Key
-from dps_operator.observe import Observations
+from dps_operator.observe import NO_REPLICAS, Observations
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 2.0
@@ -92,7 +87,8 @@ def moved(current: Allocation, demand: Demand, now: str, load_ratio: float = 1.0
         return None
     counts[pool] += 1
     counts[other_pool(pool)] -= 1
-    return Allocation(counts["speculative"], counts["greedy"], now)
+    change = {"speculative_replicas": counts["speculative"], "greedy_replicas": counts["greedy"]}
+    return current.model_copy(update={**change, "last_move_time": now})
 
 
 def needed(
@@ -142,18 +138,12 @@ class Autoscaler:
     """Decides about each DPSRouter with a GPU budget or with a pool that may be scaled to zero."""
 
     def __init__(
-        self,
-        observations: Observations,
-        queue: WorkQueue,
-        metrics: MetricsReader,
-        decisions: Decisions,
-        now: Callable[[], str],
+        self, observations: Observations, queue: WorkQueue, metrics: MetricsReader, now: Callable[[], str]
     ) -> None:
         """now: the time (RFC 3339), which is recorded for moves."""
         self._observations = observations
         self._queue = queue
         self._metrics = metrics
-        self._decisions = decisions
         self._now = now
         self._averages: dict[Key, _Average] = {}
         self._past: dict[Key, _Past] = {}
@@ -166,13 +156,15 @@ class Autoscaler:
 
     async def once(self, monotonic: float) -> None:
         """Read and decide once for each DPSRouter. `monotonic`: the time in seconds."""
-        decided = self._decisions
-        routers = effective_routers(self._observations, decided, _is_scaled)
+        seen = self._observations
+        routers = effective_routers(seen, _is_scaled)
         budgets = {key for key, router in routers.items() if router.allocation is not None}
-        zeros = {key for key, router in routers.items() if _scales_to_zero(router)}
-        _keep(budgets, self._averages, decided.allocations)
-        _keep(zeros, self._past, decided.idle)
-        _keep(budgets | zeros, decided.unmeasured)
+        zeros = {
+            key for key, router in routers.items() if router.may_scale_to_zero and not router.spec.suspend
+        }
+        _keep(budgets, self._averages, seen.allocations)
+        _keep(zeros, self._past, seen.idle)
+        _keep(budgets | zeros, seen.unmeasured)
         await asyncio.gather(*(self._decide(routers[key], monotonic) for key in budgets | zeros))
 
     async def _decide(self, router: Router, monotonic: float) -> None:
@@ -188,13 +180,13 @@ class Autoscaler:
         self._report(key, "")
         if spec.gpu_budget is not None:
             self._balance(router, found, spec.gpu_budget.cooldown_seconds, monotonic)
-        if _scales_to_zero(router) and not spec.paused:
+        if router.may_scale_to_zero and not spec.suspend and not spec.paused:
             self._scale(router, found, monotonic)
 
     def _report(self, key: Key, problem: str) -> None:
         """Queue the DPSRouter if it has changed whether, or why, its gateways cannot be read."""
-        if self._decisions.unmeasured.get(key) != problem:
-            self._decisions.unmeasured[key] = problem
+        if self._observations.unmeasured.get(key) != problem:
+            self._observations.unmeasured[key] = problem
             self._queue.add(key)
 
     def _balance(
@@ -208,28 +200,22 @@ class Autoscaler:
         current = router.allocation
         if current is None or spec.paused or monotonic - average.since < cooldown:
             return
-        if not self._serves_as_allocated(router, current) or self._cooling(current, cooldown):
+        if current.last_move_time is not None:
+            last = datetime.fromisoformat(current.last_move_time)
+            if (datetime.fromisoformat(self._now()) - last).total_seconds() < cooldown:
+                return
+        # Both pools have to serve during and after a move.
+        engines = live_engines(self._observations, router)
+        replicas = {pool: engines[pool].replicas if pool in engines else NO_REPLICAS for pool in POOLS}
+        if any(
+            not replicas[pool].settled or replicas[pool].desired != current.counts[pool] for pool in POOLS
+        ):
             return
         after = moved(current, average.demand, self._now(), router.load_ratio or 1.0)
         if after is not None:
             log.info("%s/%s: moving a replica: %s, then %s", *key, current.counts, after.counts)
-            self._decisions.allocations[key] = after
+            self._observations.allocations[key] = after
             self._queue.add(key)
-
-    def _serves_as_allocated(self, router: Router, current: Allocation) -> bool:
-        """Whether every replica of the allocation is ready, so that both pools serve during and after a move."""
-        engines = live_engines(self._observations, router)
-        return all(
-            pool in engines and engines[pool].replicas.settled and engines[pool].replicas.desired == count
-            for pool, count in current.counts.items()
-        )
-
-    def _cooling(self, current: Allocation, cooldown: float) -> bool:
-        """Whether the last move was less than `cooldown` seconds ago."""
-        if current.moved_at is None:
-            return False
-        passed = datetime.fromisoformat(self._now()) - datetime.fromisoformat(current.moved_at)
-        return passed.total_seconds() < cooldown
 
     def _scale(self, router: Router, now: Mapping[str, Activities], monotonic: float) -> None:
         """Scale idle pools to zero, and needed ones from zero."""
@@ -243,7 +229,7 @@ class Autoscaler:
         for name, pool in router.pools.items():
             if pool.idle_seconds is None:
                 past.needed_at[name] = monotonic
-                self._decisions.idle.get(key, {}).pop(name, None)
+                self._observations.idle.get(key, {}).pop(name, None)
                 continue
             wanted = needed(name, now, past.last, overflowing)
             # A pool that is starting counts as needed, because it would otherwise be stopped before it has served.
@@ -254,7 +240,7 @@ class Autoscaler:
             stops = not pool.scaled_to_zero and idle
             if starts or stops:
                 log.info("%s/%s: scaling the %s pool %s zero", *key, name, "from" if starts else "to")
-                self._decisions.idle.setdefault(key, {})[name] = stops
+                self._observations.idle.setdefault(key, {})[name] = stops
                 self._queue.add(key)
         # A gateway that is not ready for a moment keeps its counters.
         gateways = {pod.ip for pod in self._observations.pods(key)}
@@ -272,7 +258,3 @@ def _is_scaled(spec: Mapping[str, Any]) -> bool:
     """Whether there is a GPU budget, or a pool may be scaled to zero."""
     pools = spec.get("pools", {}).values()
     return "gpuBudget" in spec or any(pool.get("autoscaling", {}).get("minReplicas") == 0 for pool in pools)
-
-
-def _scales_to_zero(router: Router) -> bool:
-    return router.may_scale_to_zero and not router.spec.suspend

@@ -1,13 +1,26 @@
-"""Observes whether the common prefix cache of a DPSRouter serves its engines, for a condition."""
+"""Observes whether the common prefix caches of DPSRouters serve their engines, for a condition."""
 
+import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.pools import POOLS, PoolName
+from dps_operator.diagnose import CacheHealth
+from dps_operator.effective import Router, effective_routers
+from dps_operator.errors import GatewaysUnreachableError
+from dps_operator.metrics import MetricsReader, gateway_addresses
+from dps_operator.objects import Key
+from dps_operator.observe import Observations
+from dps_operator.work_queue import WorkQueue
+
+POLL_SECONDS: Final = 15.0
+"""Interval at which the metrics of gateways and engines are read."""
 
 HALF_LIFE_SECONDS: Final = 300.0
 """Time after which the weight of an observation has halved."""
@@ -44,30 +57,6 @@ class EngineSample:
     counters: Mapping[str, float] = field(default_factory=dict)
     """Since the engine has started: pages by outcome, and the values of `_COUNTERS`."""
     kv_gigabytes_per_token: float = 0.0
-
-
-@dataclass(frozen=True)
-class CacheHealth:
-    """Whether the pools share pages and fetch them, and what is wrong according to gateways and engines."""
-
-    unreachable: str = ""
-    """Why it is unknown whether the pools fetch; empty if the gateways answer."""
-    judged: frozenset[PoolName] = frozenset()
-    """Pools that had enough tokens to fetch."""
-    unserved: frozenset[PoolName] = frozenset()
-    """Those of them that fetched too few."""
-    reporting: frozenset[PoolName] = frozenset()
-    """Pools of which an engine has reported the pages that it shares, or why it shares none."""
-    unshared: Mapping[PoolName, str] = field(default_factory=dict)
-    """Why an engine of these pools shares no pages."""
-    different: bool = False
-    """Whether the pools share no pages with each other, although each shares some."""
-    full: frozenset[PoolName] = frozenset()
-    """Pools for most of whose pages the storage had no space."""
-    failing: frozenset[PoolName] = frozenset()
-    """Pools most of whose pages could not be written or read."""
-    slow: Mapping[PoolName, str] = field(default_factory=dict)
-    """Pools that fetch more slowly than they compute, with the bandwidth when this was found."""
 
 
 def engine_sample(text: str) -> EngineSample:
@@ -111,10 +100,6 @@ def counters(text: str) -> Counters:
     return {pool: found[pool] for pool in POOLS}
 
 
-States = frozenset[tuple[str, str]]
-"""The pages that processes share, or why they share none."""
-
-
 class _Sums:
     """How much the counters of the processes of each pool have grown, with weights that decrease over time."""
 
@@ -144,22 +129,19 @@ class Tally:
     def __init__(self) -> None:
         self.health = CacheHealth()
         self._tokens, self._pages = _Sums(), _Sums()
-        self._states: dict[PoolName, States] = {}
+        self._states: dict[PoolName, set[tuple[str, str]]] = {}
         """What the engines of a pool shared when one of them last answered."""
 
     def add_gateways(self, found: Mapping[str, Counters], now: float) -> None:
         """Include the counters of all gateways, by their addresses, at a time in seconds."""
         by_pool = {pool: {address: one[pool] for address, one in found.items()} for pool in POOLS}
         self._tokens.add(by_pool, now)
-        judged, unserved = set(self.health.judged), set(self.health.unserved)
+        self.health.unreachable = ""
         for pool, sums in self._tokens.pools.items():
             fetchable = sums.get("fetchable", 0.0)
             if fetchable >= ENOUGH_TOKENS:
-                judged.add(pool)
-                _judge(unserved, pool, sums.get("fetched", 0.0) < SERVED_SHARE * fetchable)
-        self.health = replace(
-            self.health, unreachable="", judged=frozenset(judged), unserved=frozenset(unserved)
-        )
+                self.health.judged.add(pool)
+                _judge(self.health.unserved, pool, sums.get("fetched", 0.0) < SERVED_SHARE * fetchable)
 
     def add_engines(self, samples: Mapping[PoolName, Mapping[str, EngineSample]], now: float) -> None:
         """Include the engines of each pool that have answered, by their addresses, at a time in seconds."""
@@ -170,30 +152,24 @@ class Tally:
             },
             now,
         )
-        before = self.health
-        full, failing, slow = set(before.full), set(before.failing), dict(before.slow)
+        health = self.health
         for pool, engines in samples.items():
             sums = self._pages.pools[pool]
-            _judge(full, pool, _mostly(sums, ("full",), ("stored", "write_error")))
+            _judge(health.full, pool, _mostly(sums, ("full",), ("stored", "write_error")))
             written = _mostly(sums, ("write_error",), ("stored", "full"))
             read = _mostly(sums, ("read_error",), ("read",))
             known = [outcome for outcome in (written, read) if outcome is not None]
-            _judge(failing, pool, any(known) if known else None)
+            _judge(health.failing, pool, any(known) if known else None)
             per_token = max((sample.kv_gigabytes_per_token for sample in engines.values()), default=0.0)
-            _judge_bandwidth(slow, pool, sums, per_token)
+            _judge_bandwidth(health.slow, pool, sums, per_token)
             if engines:
-                self._states[pool] = frozenset(
-                    state for sample in engines.values() for state in sample.sharing
-                )
-        self.health = replace(
-            before,
-            reporting=frozenset(pool for pool, states in self._states.items() if states),
-            unshared=_problems(self._states),
-            different=_different(self._states),
-            full=frozenset(full),
-            failing=frozenset(failing),
-            slow=slow,
-        )
+                self._states[pool] = {state for sample in engines.values() for state in sample.sharing}
+        health.reporting = {pool for pool, states in self._states.items() if states}
+        problems = {pool: [why for _, why in sorted(self._states.get(pool, ())) if why] for pool in POOLS}
+        health.unshared = {pool: found[0] for pool, found in problems.items() if found}
+        # Both pools share pages, but no engine of one pool has the pages of an engine of the other.
+        pages = [{pages for pages, _ in states if pages} for states in self._states.values()]
+        health.different = len(pages) == len(POOLS) and all(pages) and not set.intersection(*pages)
 
 
 def _increase(before: Mapping[str, float] | None, present: Mapping[str, float]) -> dict[str, float]:
@@ -237,17 +213,45 @@ def _judge_bandwidth(
         slow.setdefault(pool, f"{bandwidth:.2g} GB/s instead of {break_even:.2g}")
 
 
-def _problems(pools: Mapping[PoolName, States]) -> dict[PoolName, str]:
-    """The problem of an engine of each pool that shares no pages."""
-    unshared: dict[PoolName, str] = {}
-    for pool in POOLS:
-        for _, problem in sorted(pools.get(pool, ())):
-            if problem:
-                unshared.setdefault(pool, problem)
-    return unshared
+class CacheWatch:
+    """Observes the common prefix cache of each DPSRouter that has one."""
 
+    def __init__(self, observations: Observations, metrics: MetricsReader) -> None:
+        self._observations = observations
+        self._metrics = metrics
+        self._tallies: dict[Key, Tally] = {}
 
-def _different(pools: Mapping[PoolName, States]) -> bool:
-    """Whether both pools share pages, but no engine of one pool has the pages of an engine of the other."""
-    pages = [{pages for pages, _ in states if pages} for states in pools.values()]
-    return len(pages) == len(POOLS) and all(pages) and not set.intersection(*pages)
+    async def run(self, queue: WorkQueue) -> None:
+        """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            for key in await self.once(time.monotonic()):
+                queue.add(key)
+
+    async def once(self, now: float) -> list[Key]:
+        """Observe every DPSRouter once, at a time in seconds. Returns those for which the result has changed."""
+        routers = effective_routers(self._observations, lambda spec: "prefixCache" in spec)
+        sharing = {key: router for key, router in routers.items() if router.shared_cache is not None}
+        self._tallies = {key: self._tallies.get(key, Tally()) for key in sharing}
+        await asyncio.gather(*(self._observe(router, now) for router in sharing.values()))
+        found = {key: deepcopy(tally.health) for key, tally in self._tallies.items()}
+        before, self._observations.cache_health = self._observations.cache_health, found
+        return [key for key, health in found.items() if health != before.get(key, CacheHealth())]
+
+    async def _observe(self, router: Router, now: float) -> None:
+        key = router.key
+        tally = self._tallies[key]
+        try:
+            addresses = gateway_addresses(self._observations.pods(key))
+            tally.add_gateways(await self._metrics.gateways(addresses, counters), now)
+        except GatewaysUnreachableError as error:
+            tally.health.unreachable = str(error)
+        tally.add_engines({pool: await self._samples(router, pool) for pool in POOLS}, now)
+
+    async def _samples(self, router: Router, pool: PoolName) -> dict[str, EngineSample]:
+        addresses = [
+            pod.ip
+            for pod in self._observations.pods(router.key)
+            if pod.component == pool and pod.ip and not pod.terminating
+        ]
+        return await self._metrics.engines(addresses, router.pools[pool].runtime.port, engine_sample)

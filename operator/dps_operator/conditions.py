@@ -1,14 +1,13 @@
 """The conditions of a DPSRouter, from its effective spec and its observed children. No I/O."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import ConditionType
 from dps_operator.build.launch import memory_warning
-from dps_operator.cache_health import CacheHealth
-from dps_operator.calibration import ResultError, calibration_result, newest_calibration
-from dps_operator.diagnose import Problem, last_line, most_severe
+from dps_operator.diagnose import CacheHealth, Problem, most_severe
 from dps_operator.effective import Router
 from dps_operator.errors import ClusterError, SpecError
 from dps_operator.objects import ChildKey, Component, child_name
@@ -32,7 +31,7 @@ NOUNS: Mapping[Component, str] = {
     "redis": "session store",
     "mooncake": "Mooncake master",
 }
-"""The components in messages."""
+"""The components in messages, in the order in which their rollouts are reported."""
 
 
 @dataclass
@@ -106,16 +105,11 @@ def progressing(router: Router, observed: StatusInput) -> Condition:
         return Condition("Progressing", "False", "ProgressDeadlineExceeded", failed)
     if rollout := _rollout(router, observed):
         return Condition("Progressing", "True", "RollingOut", rollout)
-    message = f"all replicas are ready and up to date{_kept_suffix(observed.kept)}"
+    message = "all replicas are ready and up to date"
+    if observed.kept:
+        subject = "both pools keep" if len(observed.kept) > 1 else f"the {observed.kept[0]} pool keeps"
+        message += f"; {subject} the pod template of another operator release (spec.engine.upgradePolicy)"
     return Condition("Progressing", "False", "Settled", message)
-
-
-def _kept_suffix(pools: Collection[PoolName]) -> str:
-    """The end of a condition's message that names the pools which keep their pod template; empty if none does."""
-    if not pools:
-        return ""
-    subject = "both pools keep" if len(pools) > 1 else f"the {next(iter(pools))} pool keeps"
-    return f"; {subject} the pod template of another operator release (spec.engine.upgradePolicy)"
 
 
 def _rollout(router: Router, observed: StatusInput) -> str:
@@ -124,42 +118,28 @@ def _rollout(router: Router, observed: StatusInput) -> str:
         other = other_pool(observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
         return observed.with_cause(message, router, other)
-    for component in _rolled_out(router):
+    deployed = {"redis": router.redis, "mooncake": router.mooncake_master}
+    for component in NOUNS:
         replicas = observed.replicas(router, component)
-        if replicas is None or not replicas.settled:
+        if deployed.get(component, router) is not None and (replicas is None or not replicas.settled):
             message = f"the {NOUNS[component]} is rolling out"
             return observed.with_cause(message, router, component)
     return ""
 
 
-def _rolled_out(router: Router) -> list[Component]:
-    """The components that the operator deploys, in the order in which their rollouts are reported."""
-    components: list[Component] = [*POOLS, "gateway"]
-    if router.redis is not None:
-        components.append("redis")
-    if router.mooncake_master is not None:
-        components.append("mooncake")
-    return components
-
-
 def component_conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """One condition for each component."""
+    if reference := router.spec.session_store.url_secret_ref:
+        message = f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
+        store = Condition("SessionStoreReady", "True", "External", message)
+    else:
+        store = _component_ready(router, observed, "redis", "SessionStoreReady")
     return [
         _component_ready(router, observed, "speculative", "SpeculativePoolReady"),
         _component_ready(router, observed, "greedy", "GreedyPoolReady"),
-        _session_store(router, observed),
+        store,
         _component_ready(router, observed, "gateway", "GatewayReady"),
     ]
-
-
-def _session_store(router: Router, observed: StatusInput) -> Condition:
-    reference = router.spec.session_store.url_secret_ref
-    if reference is None:
-        return _component_ready(router, observed, "redis", "SessionStoreReady")
-    message = (
-        f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
-    )
-    return Condition("SessionStoreReady", "True", "External", message)
 
 
 def _component_ready(
@@ -169,8 +149,15 @@ def _component_ready(
     replicas = observed.replicas(router, component)
     if replicas is None:
         return Condition(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
-    if stopped := _stopped(router, observed, component, type, replicas.desired):
-        return stopped
+    if router.spec.suspend and not router.spec.paused and component in POOLS:
+        message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
+        return Condition(type, "False", "Suspended", message)
+    if component in router.scaled_to_zero:
+        message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
+        return Condition(type, "False", "ScaledToZero", message)
+    if replicas.desired == 0:
+        message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
+        return Condition(type, "False", "ScaledToZero", message)
     problem, cause = observed.problem(component), observed.cause(router, component)
     count = f"{replicas.ready} of {replicas.desired} replicas are ready"
     if replicas.ready >= replicas.desired:
@@ -182,22 +169,6 @@ def _component_ready(
     if cause:
         return Condition(type, "False", "PodsForbidden", cause)
     return Condition(type, "False", "Starting", count)
-
-
-def _stopped(
-    router: Router, observed: StatusInput, component: Component, type: ConditionType, desired: int
-) -> Condition | None:
-    """Why a component has no replicas on purpose; None if it should have some. desired: its number of replicas."""
-    if router.spec.suspend and not router.spec.paused and component in POOLS:
-        message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
-        return Condition(type, "False", "Suspended", message)
-    if component in router.scaled_to_zero:
-        message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
-        return Condition(type, "False", "ScaledToZero", message)
-    if desired == 0:
-        message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
-        return Condition(type, "False", "ScaledToZero", message)
-    return None
 
 
 def autoscaling(router: Router, observed: StatusInput) -> list[Condition]:
@@ -277,9 +248,11 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     calibration = router.spec.routing.calibration
     if calibration is None:
         return []
-    if failure := _failed_calibration(observed):
-        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", failure)]
-    waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.finished]
+    ended = [pod.calibrated for pod in observed.pods if pod.calibrated]
+    last = max(ended, key=lambda each: each.time, default=None)
+    if last is not None and last.failure:
+        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", last.failure)]
+    waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.calibrated]
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:
         return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
@@ -294,23 +267,6 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     return [Condition("RoutingCalibrated", "True", "Recommended", router.recommended.verdict)]
 
 
-def _failed_calibration(observed: StatusInput) -> str:
-    """Why the last calibration has no result; empty if it has one, or if none has finished."""
-    last = newest_calibration(observed.pods)
-    if last is None:
-        return ""
-    if last.exit_code != 0:
-        return f"the last calibration failed: {last_line(last.message)}"
-    try:
-        calibration_result(last)
-    except ResultError as error:
-        return (
-            f"the result of the last calibration cannot be read: {error}; check that labImage in the chart's "
-            "values has the version of the operator"
-        )
-    return ""
-
-
 def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the pools can read each other's pages, and do; empty if each engine has its own prefix cache."""
     if found := router.unshareable:
@@ -318,8 +274,12 @@ def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condi
         return [Condition("PrefixCacheShared", "False", found.reason, message)]
     if router.shared_cache is None:
         return []
-    health = observed.cache_health
-    return [_shared(health), _master_not_ready(router, observed) or _serving(health)]
+    health, master = observed.cache_health, observed.replicas(router, "mooncake")
+    if router.mooncake_master is None or (master is not None and master.ready > 0):
+        return [_shared(health), _serving(health)]
+    cause = observed.with_cause("the Mooncake master is not ready", router, "mooncake")
+    message = f"{cause}; running engines serve but share no pages, and new engines cannot start"
+    return [_shared(health), Condition("PrefixCacheServing", "False", "MasterNotReady", message)]
 
 
 def _shared(health: CacheHealth) -> Condition:
@@ -338,18 +298,6 @@ def _shared(health: CacheHealth) -> Condition:
         return Condition("PrefixCacheShared", "Unknown", "NotReported", message)
     message = "the engines of both pools can read each other's pages"
     return Condition("PrefixCacheShared", "True", "BothWays", message)
-
-
-def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None:
-    """The condition while the Mooncake master that the operator deploys is not ready; None otherwise."""
-    if router.mooncake_master is None:
-        return None
-    replicas = observed.replicas(router, "mooncake")
-    if replicas is not None and replicas.ready > 0:
-        return None
-    cause = observed.with_cause("the Mooncake master is not ready", router, "mooncake")
-    message = f"{cause}; running engines serve but share no pages, and new engines cannot start"
-    return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
 
 
 def _serving(health: CacheHealth) -> Condition:
@@ -387,9 +335,11 @@ def _pools(names: Collection[PoolName]) -> str:
 
 def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
-    valid = spec_valid(
-        observed.invalid, "; ".join(observed.rejected), "" if observed.invalid else _memory_warning(router)
-    )
+    warning = ""
+    if not observed.invalid:
+        with suppress(SpecError):  # the spec has not been checked yet
+            warning = memory_warning(router)
+    valid = spec_valid(observed.invalid, "; ".join(observed.rejected), warning)
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in router.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
@@ -413,14 +363,6 @@ def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     ]
 
 
-def _memory_warning(router: Router) -> str:
-    """Why the models may not fit into the GPUs; empty if they do, or if the spec has not been checked yet."""
-    try:
-        return memory_warning(router)
-    except SpecError:
-        return ""
-
-
 def spec_valid(invalid: str, rejected: str = "", warning: str = "") -> Condition:
     """Whether the spec can be applied.
 
@@ -436,21 +378,19 @@ def spec_valid(invalid: str, rejected: str = "", warning: str = "") -> Condition
     return Condition("SpecValid", "True", "Accepted", "; ".join(filter(None, ["the spec is valid", warning])))
 
 
-def _serving_pools(scaled_to_zero: Sequence[PoolName]) -> str:
-    """How a DPSRouter serves requests. scaled_to_zero: its idle pools."""
-    if not scaled_to_zero:
-        return "requests are served by both pools"
-    if len(scaled_to_zero) == len(POOLS):
-        return "both pools are idle and scaled to zero; requests wait until an engine has started"
-    (idle,) = scaled_to_zero
-    return f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
-
-
 def _ready(
     required: Sequence[Condition], scaled_to_zero: Sequence[PoolName], warnings: Sequence[str]
 ) -> Condition:
-    """Whether requests are served. warnings: problems that do not prevent this."""
+    """Whether requests are served. scaled_to_zero: the idle pools. warnings: problems that do not prevent this."""
     for condition in required:
         if condition.status != "True":
             return Condition("Ready", "False", condition.reason, condition.message)
-    return Condition("Ready", "True", "Serving", "; ".join([_serving_pools(scaled_to_zero), *warnings]))
+    serving = "requests are served by both pools"
+    if len(scaled_to_zero) == len(POOLS):
+        serving = "both pools are idle and scaled to zero; requests wait until an engine has started"
+    elif scaled_to_zero:
+        (idle,) = scaled_to_zero
+        serving = (
+            f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
+        )
+    return Condition("Ready", "True", "Serving", "; ".join([serving, *warnings]))

@@ -8,7 +8,6 @@ with 300 DPSRouters, calls took longer than the API server allows.
 import base64
 import secrets
 
-from dps_operator.api import API_VERSION, KIND
 from dps_operator.build.gateway import ADMIN_TOKEN_KEY
 from dps_operator.build.redis import AUTH_FILE, PASSWORD_KEY, URL_KEY, redis_url
 from dps_operator.effective import Router
@@ -75,14 +74,7 @@ async def ensure_credentials(cluster: Cluster, router: Router) -> str:
             labels = {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/part-of": "dps-router"}
             empty = {"name": CREDENTIALS, "namespace": router.namespace, "labels": labels}
             await cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": empty, "type": "Opaque"})
-        owner = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": router.name,
-            "uid": router.uid,
-            "blockOwnerDeletion": True,
-        }
-        change = {"metadata": {"ownerReferences": [owner]}, "data": data}
+        change = {"metadata": {"ownerReferences": [router.reference]}, "data": data}
         await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, change)
     return digest(wanted["redis"]) if "redis" in wanted else ""
 

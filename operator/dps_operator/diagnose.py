@@ -1,9 +1,14 @@
-"""Diagnoses why a pod is not ready. This module performs no I/O."""
+"""What pods tell: why one is not ready, the result of a calibration, the health of a prefix cache. No I/O."""
 
+import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+from pydantic import ValidationError
+
+from dps_engines.pools import POOLS, PoolName
+from dps_operator.api import RecommendedRouting
 from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest, condition
 
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -12,7 +17,6 @@ RUNTIME_FAILURES = {"CreateContainerError", "RunContainerError"}
 """Reasons for which a container waits after the container runtime has failed to start it."""
 RUNTIME_ENDS = {"StartError", "ContainerCannotRun"}
 """Reasons with which such a container has ended, while the kubelet waits before it tries again."""
-ENGINES = {"speculative", "greedy"}
 SEVERITY = (
     "CrashLooping",
     "ImagePullFailed",
@@ -104,23 +108,14 @@ def awaiting_volumes(pod: Manifest) -> bool:
     unscheduled = condition(pod, "PodScheduled").get("status") == "False"
     if unscheduled or condition(pod, "PodReadyToStartContainers").get("status") == "True":
         return False
-    containers = [
-        container
-        for part in ("initContainerStatuses", "containerStatuses")
-        for container in status.get(part, [])
-    ]
-    return not pod["metadata"].get("deletionTimestamp") and not any(map(_begun, containers))
-
-
-def _begun(container: Manifest) -> bool:
-    """Whether the kubelet has tried to start a container."""
-    state = container.get("state", {})
-    reason = state.get("waiting", {}).get("reason")
-    return (
-        "running" in state
-        or "terminated" in state
-        or reason in PULL_FAILURES | CONFIG_FAILURES | RUNTIME_FAILURES
-    )
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    failures = PULL_FAILURES | CONFIG_FAILURES | RUNTIME_FAILURES
+    containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+    states = [container.get("state", {}) for container in containers]
+    # Whether the kubelet has tried to start a container.
+    begun = any("running" in state or "terminated" in state for state in states)
+    return not begun and all(state.get("waiting", {}).get("reason") not in failures for state in states)
 
 
 def unmounted(name: str, message: str) -> Problem:
@@ -136,7 +131,7 @@ def problem(pod: Manifest, component: str) -> Problem | None:
     if pod["metadata"].get("deletionTimestamp"):
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
-    unscheduled = _unscheduled(pod, component in ENGINES)
+    unscheduled = _unscheduled(pod, component in POOLS)
     if unscheduled:
         return unscheduled
     containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
@@ -152,7 +147,7 @@ def problem(pod: Manifest, component: str) -> Problem | None:
             f"pod {name} starts its engine when that of the greedy pool is ready, because both share a GPU"
         )
         return Problem("Starting", message)
-    if component in ENGINES and running:
+    if component in POOLS and running:
         return Problem("LoadingModel", f"pod {name} is loading its model")
     return Problem("Starting", f"pod {name} is starting")
 
@@ -160,3 +155,85 @@ def problem(pod: Manifest, component: str) -> Problem | None:
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod's Ready condition is True."""
     return bool(condition(pod, "Ready").get("status") == "True")
+
+
+SHOWN_CHARACTERS: Final = 80
+"""The maximum length of an unreadable result in a message; the rest is cut off."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The end of a calibration."""
+
+    time: str
+    """When it ended (RFC 3339, UTC), or began if no container has run."""
+    found: RecommendedRouting | None = None
+    """Its result; None if it has failed."""
+    failure: str = ""
+    """Why it has no result; empty if it has one."""
+
+
+def calibrated(pod: Manifest) -> Calibrated | None:
+    """The end of the calibration that the pod has run; None if it has not ended.
+
+    Its termination message is the result, or after a failure the end of the log or why the kubelet ended the pod.
+    """
+    status = pod.get("status", {})
+    states = [container.get("state", {}) for container in status.get("containerStatuses", [])]
+    ended = next((state["terminated"] for state in states if state.get("terminated") is not None), None)
+    if ended is None:
+        return None
+    message = status.get("message") or ended.get("message", "")
+    time = ended.get("finishedAt") or pod["metadata"].get("creationTimestamp", "")
+    if ended["exitCode"] != 0:
+        return Calibrated(time, failure=f"the last calibration failed: {last_line(message)}")
+    try:
+        return Calibrated(time, _result(message, time))
+    except ValueError as error:
+        failure = (
+            f"the result of the last calibration cannot be read: {error}; check that labImage in the chart's "
+            "values has the version of the operator"
+        )
+        return Calibrated(time, failure=failure)
+
+
+def _result(message: str, time: str) -> RecommendedRouting:
+    """The result in a termination message. Raises ValueError, whose message says what is wrong with it."""
+    shown = message if len(message) <= SHOWN_CHARACTERS else f"{message[:SHOWN_CHARACTERS]}…"
+    quoted = json.dumps(shown, ensure_ascii=False)
+    try:
+        document = json.loads(message)
+    except ValueError:
+        raise ValueError(f"its termination message {quoted} is not JSON") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"its termination message {quoted} is not a JSON object")
+    try:
+        return RecommendedRouting.model_validate({**document, "time": time})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{field} in its termination message: {first['msg']}") from None
+
+
+@dataclass
+class CacheHealth:
+    """Whether the pools share pages and fetch them, and what is wrong according to gateways and engines."""
+
+    unreachable: str = ""
+    """Why it is unknown whether the pools fetch; empty if the gateways answer."""
+    judged: set[PoolName] = field(default_factory=set)
+    """Pools that had enough tokens to fetch."""
+    unserved: set[PoolName] = field(default_factory=set)
+    """Those of them that fetched too few."""
+    reporting: set[PoolName] = field(default_factory=set)
+    """Pools of which an engine has reported the pages that it shares, or why it shares none."""
+    unshared: dict[PoolName, str] = field(default_factory=dict)
+    """Why an engine of these pools shares no pages."""
+    different: bool = False
+    """Whether the pools share no pages with each other, although each shares some."""
+    full: set[PoolName] = field(default_factory=set)
+    """Pools for most of whose pages the storage had no space."""
+    failing: set[PoolName] = field(default_factory=set)
+    """Pools most of whose pages could not be written or read."""
+    slow: dict[PoolName, str] = field(default_factory=dict)
+    """Pools that fetch more slowly than they compute, with the bandwidth when this was found."""

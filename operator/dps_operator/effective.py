@@ -1,22 +1,24 @@
 """The effective spec: what a DPSRouter is at present, from its spec, its recorded status and what is observed.
 
-`resolved_router` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
+`effective_router` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
 combined. Builders and conditions read only its result, which nothing changes afterwards. This module performs no I/O.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
+
 from dps_engines import launch
-from dps_engines.launch import EngineError, Unshareable
+from dps_engines.launch import Unshareable
 from dps_engines.pools import POOLS, PoolName
 from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
 from dps_operator import api
-from dps_operator.calibration import recommendation
+from dps_operator.api import Allocation
 from dps_operator.errors import SpecError
 from dps_operator.objects import MODELS, Key, Manifest, Owner, child_name
 from dps_operator.observe import Child, Observations, Pod
@@ -31,25 +33,6 @@ WITHIN_CAPACITY: Final = api.PoolStrategy(max_surge=0, max_unavailable=1)
 """The default strategy of a pool without a GPU for an additional engine during a rollout."""
 
 Role = Literal["model", "draft"]
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """The replicas of both pools, and when the last replica was moved (RFC 3339; None if none was)."""
-
-    speculative: int
-    greedy: int
-    moved_at: str | None = None
-
-    @property
-    def counts(self) -> dict[PoolName, int]:
-        """The replicas by pool."""
-        return {"speculative": self.speculative, "greedy": self.greedy}
-
-    def to_status(self) -> dict[str, Any]:
-        """The allocation as `status.gpuBudget`."""
-        moved: dict[str, Any] = {"lastMoveTime": self.moved_at} if self.moved_at else {}
-        return {"speculativeReplicas": self.speculative, "greedyReplicas": self.greedy, **moved}
 
 
 @dataclass(frozen=True)
@@ -172,37 +155,6 @@ class Router(Owner):
         return any(pool.idle_seconds is not None for pool in self.pools.values())
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What is observed of a DPSRouter, as far as its effective spec depends on it."""
-
-    engines: Mapping[str, Child] = field(default_factory=dict)
-    """The live Deployments of the engines, by pool."""
-    pods: Sequence[Pod] = ()
-    allocation: Allocation | None = None
-    """The autoscaler's allocation of the GPU budget; None if that of the status is the newest."""
-    idle: Mapping[PoolName, bool] = field(default_factory=dict)
-    """Whether a pool is to be scaled to zero, for the pools about which the autoscaler has decided."""
-
-
-@dataclass
-class Decisions:
-    """What the autoscaler has decided about each DPSRouter."""
-
-    allocations: dict[Key, Allocation] = field(default_factory=dict)
-    """Allocations of GPU budgets that are newer than those in the status."""
-    idle: dict[Key, dict[PoolName, bool]] = field(default_factory=dict)
-    """Whether a pool is scaled to zero, for the pools about which this operator process has decided."""
-    unmeasured: dict[Key, str] = field(default_factory=dict)
-    """Why the gateways' metrics cannot be read; empty if they can."""
-
-    def forget(self, key: Key) -> None:
-        """Remove a DPSRouter that was deleted."""
-        self.allocations.pop(key, None)
-        self.idle.pop(key, None)
-        self.unmeasured.pop(key, None)
-
-
 def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
     """The live Deployments of the engines of a DPSRouter, by pool."""
     children = observations.children(owner.key)
@@ -212,46 +164,22 @@ def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
     }
 
 
-def effective_router(body: Manifest, observations: Observations, decisions: Decisions) -> Router:
+def effective_router(body: Manifest, observations: Observations) -> Router:
     """A cached DPSRouter with its effective spec. Raises SpecError if the spec is invalid."""
-    metadata = body["metadata"]
-    owner = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
-    observed = Observed(
-        live_engines(observations, owner),
-        observations.pods(owner.key),
-        decisions.allocations.get(owner.key),
-        decisions.idle.get(owner.key, {}),
-    )
-    generation = metadata.get("generation", 1)
-    return resolved_router(owner, generation, api.parse(body["spec"]), body["status"], observed)
-
-
-def effective_routers(
-    observations: Observations, decisions: Decisions, uses: Callable[[Mapping[str, Any]], bool]
-) -> dict[Key, Router]:
-    """The DPSRouters that use a feature. Invalid specs are left out; the reconciler reports them.
-
-    uses: whether a spec uses the feature, decided before it is parsed, so that only the specs of these are parsed.
-    """
-    found = {}
-    for key, body in observations.routers.items():
-        if uses(body["spec"]):
-            with suppress(SpecError):
-                found[key] = effective_router(body, observations, decisions)
-    return found
-
-
-def resolved_router(
-    owner: Owner, generation: int, spec: api.Spec, status: Mapping[str, Any], observed: Observed
-) -> Router:
-    """A DPSRouter with its effective spec. status: the recorded one. Raises SpecError if the spec is invalid."""
+    metadata, status = body["metadata"], body["status"]
+    owner, spec = Owner(metadata["namespace"], metadata["name"], metadata["uid"]), api.parse(body["spec"])
+    engines, pods = live_engines(observations, owner), observations.pods(owner.key)
+    idle = observations.idle.get(owner.key, {})
     engine = _with_version(
-        spec.engine,
-        [child for name, child in observed.engines.items() if not _has_own_engine(_declared(spec, name))],
+        spec.engine, [child for name, child in engines.items() if not _has_own_engine(_declared(spec, name))]
     )
-    allocation = _allocation(spec, status, observed)
-    pools = {name: _pool(spec, engine, name, allocation, observed) for name in POOLS}
-    calibration, recorded = spec.routing.calibration, recommendation(spec, (), status)
+    allocation = _allocation(spec, observations.allocations.get(owner.key), status)
+    allowed = _replicas_allowed_now(allocation, engines, pods) if allocation is not None else {}
+    pools = {
+        name: _pool(spec, engine, name, engines.get(name), allowed.get(name), idle.get(name))
+        for name in POOLS
+    }
+    calibration, recorded = spec.routing.calibration, _recommended(spec, (), status)
     to_apply = recorded if calibration is not None and calibration.apply else None
     cache = spec.prefix_cache if spec.prefix_cache and spec.prefix_cache.mode == "Common" else None
     unshareable = _unshareable(spec, pools) if cache is not None else None
@@ -265,11 +193,11 @@ def resolved_router(
         owner.namespace,
         owner.name,
         owner.uid,
-        generation,
+        metadata.get("generation", 1),
         spec.model_copy(update={"engine": engine, "routing": _routing(spec.routing, to_apply)}),
         pools=pools,
         gateway_replicas=gateways or api.DEFAULT_GATEWAY_REPLICAS,
-        recommended=recommendation(spec, observed.pods, status),
+        recommended=_recommended(spec, pods, status),
         load_ratio=_load_ratio(to_apply, allocation),
         redis=None if store.url_secret_ref is not None else store.managed or api.ManagedStore(),
         unshareable=unshareable,
@@ -277,6 +205,21 @@ def resolved_router(
         mooncake_master=master,
         allocation=allocation,
     )
+
+
+def effective_routers(
+    observations: Observations, uses: Callable[[Mapping[str, Any]], bool]
+) -> dict[Key, Router]:
+    """The DPSRouters that use a feature. Invalid specs are left out; the reconciler reports them.
+
+    uses: whether a spec uses the feature, decided before it is parsed, so that only the specs of these are parsed.
+    """
+    found = {}
+    for key, body in observations.routers.items():
+        if uses(body["spec"]):
+            with suppress(SpecError):
+                found[key] = effective_router(body, observations)
+    return found
 
 
 def _declared(spec: api.Spec, name: str) -> api.PoolSpec:
@@ -288,24 +231,30 @@ def _has_own_engine(pool: api.PoolSpec) -> bool:
 
 
 def _pool(
-    spec: api.Spec, engine: api.Engine, name: PoolName, allocation: Allocation | None, observed: Observed
+    spec: api.Spec,
+    engine: api.Engine,
+    name: PoolName,
+    live: Child | None,
+    budget: int | None,
+    idle: bool | None,
 ) -> EffectivePool:
-    """One pool. engine: that of the pools without an engine of their own."""
-    pool, live = _declared(spec, name), observed.engines.get(name)
+    """One pool.
+
+    engine: that of the pools without an engine of their own. live: the pool's Deployment. budget: the replicas that the
+    GPU budget allows now; None without one. idle: what the autoscaler has decided; None if it has not.
+    """
+    pool = _declared(spec, name)
     if own := _has_own_engine(pool):
         change = {"runtime": pool.runtime or engine.runtime, "image": pool.image, "version": pool.version}
         engine = _with_version(engine.model_copy(update=change), [live] if live else [])
     runtime = RUNTIMES[engine.runtime]
-    scaling, replicas = pool.autoscaling, pool.replicas
-    if allocation is not None:
-        replicas = _replicas_allowed_now(allocation, observed)[name]
-    if pool.strategy == api.PoolStrategy() and (allocation is not None or spec.placement == "SharedGPU"):
+    scaling, replicas = pool.autoscaling, pool.replicas if budget is None else budget
+    if pool.strategy == api.PoolStrategy() and (budget is not None or spec.placement == "SharedGPU"):
         pool = pool.model_copy(update={"strategy": WITHIN_CAPACITY})
     scaled_to_zero = False
     if scaling is not None and scaling.min_replicas == 0 and not spec.suspend:
         # A restart of the operator does not change the replicas of a pool.
-        stopped = live is not None and live.replicas.desired == 0
-        scaled_to_zero = observed.idle.get(name, stopped)
+        scaled_to_zero = live is not None and live.replicas.desired == 0 if idle is None else idle
     result = EffectivePool(
         name=name,
         spec=pool,
@@ -337,7 +286,7 @@ def _with_version(engine: api.Engine, deployments: Sequence[Child]) -> api.Engin
     return engine.model_copy(update={"version": version})
 
 
-def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> Allocation | None:
+def _allocation(spec: api.Spec, newer: Allocation | None, status: Mapping[str, Any]) -> Allocation | None:
     """The newest allocation of the GPU budget, scaled if the budget has changed since; None without a budget.
 
     Without an earlier one, the pools have the same number of replicas, and an odd one is speculative.
@@ -345,28 +294,49 @@ def _allocation(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -
     if spec.gpu_budget is None:
         return None
     total = spec.gpu_budget.gpus // spec.engine.tensor_parallel
-    known = observed.allocation.to_status() if observed.allocation else status.get("gpuBudget", {})
+    known = api.to_wire(newer) if newer is not None else status.get("gpuBudget", {})
     speculative, greedy = known.get("speculativeReplicas", 1), known.get("greedyReplicas", 1)
     if speculative + greedy != total:
         share = -(-total * speculative // (speculative + greedy))
         speculative = min(max(share, 1), total - 1)
-    return Allocation(speculative, total - speculative, known.get("lastMoveTime"))
+    return Allocation(
+        speculative_replicas=speculative,
+        greedy_replicas=total - speculative,
+        last_move_time=known.get("lastMoveTime"),
+    )
 
 
-def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[PoolName, int]:
+def _replicas_allowed_now(
+    allocation: Allocation, engines: Mapping[str, Child], pods: Sequence[Pod]
+) -> dict[PoolName, int]:
     """The replicas to request now. A pool grows only when the other pool's pods have released their GPUs.
 
     Otherwise the new pod would be pending, for which a cluster autoscaler would add a node. Pods that are terminating
     count.
     """
-    counts, pods = allocation.counts, Counter(pod.component for pod in observed.pods)
+    counts, existing = allocation.counts, Counter(pod.component for pod in pods)
     total = sum(counts.values())
     result = {}
     for pool, other in (POOLS, POOLS[::-1]):
-        engine = observed.engines.get(pool)
+        engine = engines.get(pool)
         desired = engine.replicas.desired if engine else 0
-        result[pool] = min(counts[pool], max(desired, total - pods[other], 1))
+        result[pool] = min(counts[pool], max(desired, total - existing[other], 1))
     return result
+
+
+def _recommended(
+    spec: api.Spec, pods: Sequence[Pod], status: Mapping[str, Any]
+) -> api.RecommendedRouting | None:
+    """The result of the newest calibration that has found one, in the pods or in the status.
+
+    None if there is no such result, or if the spec has no calibration.
+    """
+    if spec.routing.calibration is None:
+        return None
+    found = [pod.calibrated.found for pod in pods if pod.calibrated is not None and pod.calibrated.found]
+    with suppress(ValidationError):
+        found.insert(0, api.RecommendedRouting.model_validate(status.get("routing", {}).get("recommended")))
+    return max(found, key=lambda each: each.time, default=None)
 
 
 def _routing(routing: api.Routing, recommended: api.RecommendedRouting | None) -> api.Routing:
@@ -395,16 +365,13 @@ def _unshareable(spec: api.Spec, pools: Mapping[PoolName, EffectivePool]) -> Uns
             "LoRAEnabled", "engines with LoRA adapters share no KV; remove spec.model.adapters"
         )
     arguments = {name: pool.all_args for name, pool in pools.items()}
-    try:
-        speculation = launch_speculation(spec.pools.speculative.speculation)
-        found = [pool.runtime.unshareable(pool.version, speculation, arguments) for pool in pools.values()]
-    except EngineError as error:
-        raise SpecError(str(error)) from error
+    speculation = launch_speculation(spec.pools.speculative.speculation)
+    found = [pool.runtime.unshareable(pool.version, speculation, arguments) for pool in pools.values()]
     return next(filter(None, found), None)
 
 
 def launch_speculation(speculation: api.Speculation) -> launch.Speculation:
-    """The settings of the engine's command line. Raises EngineError if a value is outside its limits."""
+    """The settings of the engine's command line. Raises SpecError if a value is outside its limits."""
     fields = speculation.model_dump(exclude={"draft_source"})
     return launch.Speculation(**fields, draft_path=model_path(speculation.draft_source, "draft", MODELS))
 

@@ -1,30 +1,28 @@
 """The operator's exceptions."""
 
+from dps_engines.launch import EngineError
+
 TRANSIENT_STATUSES = (0, 409, 429, 500, 502, 503, 504)
 """HTTP statuses after which a retry may succeed; 0 means that there was no response."""
 
 
-class OperatorError(Exception):
-    """Base class of the operator's exceptions."""
+SpecError = EngineError
+"""The spec is invalid; the message says what to change. Not retried until the spec changes."""
 
 
-class SpecError(OperatorError):
-    """The spec is invalid; the message says what to change. Not retried until the spec changes."""
-
-
-class GatewaysUnreachableError(OperatorError):
+class GatewaysUnreachableError(Exception):
     """The metrics of a DPSRouter's gateways cannot be read; the message says why."""
 
 
-class UnreadableMetricsError(OperatorError):
+class UnreadableMetricsError(Exception):
     """The metrics of a pod are not what they should be; the message says why."""
 
 
-class LeadershipLostError(OperatorError):
+class LeadershipLostError(Exception):
     """This replica no longer holds the Lease, and must stop writing."""
 
 
-class ClusterError(OperatorError):
+class ClusterError(Exception):
     """The API server returned an error, or did not respond.
 
     status: HTTP status; 0 if there was no response. retry_after: delay in seconds that the server requested.

@@ -30,11 +30,6 @@ SUMMARY: Final = "Unable to attach or mount volumes"
 log = logging.getLogger(__name__)
 
 
-def pause_after(seconds: float) -> float:
-    """Seconds until the next listing of events, after one that took `seconds`."""
-    return max(POLL_SECONDS, seconds / LISTING_SHARE)
-
-
 def _time(event: Manifest) -> str:
     """When an event happened last (RFC 3339, UTC)."""
     return event.get("lastTimestamp") or event.get("eventTime") or ""
@@ -59,7 +54,7 @@ class MountWatch:
         """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
         took = 0.0
         while True:
-            await asyncio.sleep(pause_after(took))
+            await asyncio.sleep(max(POLL_SECONDS, took / LISTING_SHARE))
             began = time.monotonic()
             try:
                 changed = await self.once()

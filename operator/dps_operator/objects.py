@@ -63,6 +63,12 @@ class Owner:
         """Namespace and name."""
         return self.namespace, self.name
 
+    @property
+    def reference(self) -> Manifest:
+        """The owner reference of an object that is deleted with the DPSRouter."""
+        identity = {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid}
+        return {**identity, "blockOwnerDeletion": True}
+
 
 def child_name(router: Owner, component: Component) -> str:
     """`<router>-<component>`."""
@@ -89,12 +95,7 @@ def labels(router: Owner, component: Component) -> dict[str, str]:
 
 
 def child_manifest(
-    router: Owner,
-    api_version: str,
-    kind: str,
-    component: Component,
-    annotations: dict[str, str] | None = None,
-    **body: Any,
+    router: Owner, kind: str, component: Component, annotations: dict[str, str] | None = None, **body: Any
 ) -> Manifest:
     """A child object, garbage-collected with the DPSRouter that owns it.
 
@@ -103,20 +104,11 @@ def child_manifest(
         "name": child_name(router, component),
         "namespace": router.namespace,
         "labels": labels(router, component),
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": router.name,
-                "uid": router.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "ownerReferences": [router.reference | {"controller": True}],
     }
     if annotations:
         metadata["annotations"] = annotations
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+    return {"apiVersion": BY_NAME[kind].api_version, "kind": kind, "metadata": metadata, **body}
 
 
 def credential_entry(router_name: str, component: Component, name: str) -> str:

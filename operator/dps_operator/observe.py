@@ -1,11 +1,22 @@
-"""The operator's cache of the cluster: the fields of each object that reconciling reads."""
+"""What the operator knows of the cluster: the fields of each object that reconciling reads, and what loops find."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dps_operator.diagnose import Problem, awaiting_volumes, is_ready, problem, unmounted
+from dps_engines.pools import PoolName
+from dps_operator.api import Allocation
+from dps_operator.diagnose import (
+    CacheHealth,
+    Calibrated,
+    Problem,
+    awaiting_volumes,
+    calibrated,
+    is_ready,
+    problem,
+    unmounted,
+)
 from dps_operator.objects import (
     COMPONENT_LABEL,
     ENGINE,
@@ -81,17 +92,6 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The end of a pod that runs to completion."""
-
-    exit_code: int
-    message: str
-    """The termination message: the result, or after a failure the end of the log or why the kubelet ended the pod."""
-    time: str
-    """When it ended (RFC 3339, UTC), or began if no container has run."""
-
-
-@dataclass(frozen=True)
 class Pod:
     """A pod of a component."""
 
@@ -105,8 +105,8 @@ class Pod:
     """Address of the pod; empty if it has none yet."""
     ready: bool = False
     """Whether its condition Ready is True."""
-    finished: Finished | None = None
-    """The result of a calibration that has ended; None for other pods."""
+    calibrated: Calibrated | None = None
+    """The end of a calibration; None for other pods."""
     awaiting_volumes: bool = False
     """Whether its volumes may not be mounted yet, and nothing else is known to keep it from being ready."""
 
@@ -115,17 +115,6 @@ def router_key(body: Manifest) -> Key:
     """Key of the DPSRouter that a labelled object belongs to."""
     metadata = body["metadata"]
     return metadata["namespace"], metadata.get("labels", {}).get(ROUTER_LABEL, "")
-
-
-def _owned_fields(metadata: Manifest) -> dict[str, Any]:
-    entries = [
-        entry.get("fieldsV1", {})
-        for entry in metadata.get("managedFields", [])
-        if entry.get("manager") == MANAGED_BY
-        and entry.get("operation") == "Apply"
-        and not entry.get("subresource")
-    ]
-    return entries[0] if entries else {}
 
 
 def _replicas(body: Manifest) -> Replicas:
@@ -182,7 +171,15 @@ def observed_child(body: Manifest) -> Child:
     owners: list[Manifest] = metadata.get("ownerReferences", [])
     owner = next((one for one in owners if one.get("controller")), {})
     ours = owner.get("kind") == ROUTER.name and owner.get("apiVersion") == ROUTER.api_version
-    fields, annotations = _owned_fields(metadata), metadata.get("annotations", {})
+    annotations = metadata.get("annotations", {})
+    applied = [
+        entry.get("fieldsV1", {})
+        for entry in metadata.get("managedFields", [])
+        if entry.get("manager") == MANAGED_BY
+        and entry.get("operation") == "Apply"
+        and not entry.get("subresource")
+    ]
+    fields: dict[str, Any] = applied[0] if applied else {}
     containers = body["spec"]["template"]["spec"]["containers"] if body["kind"] == "Deployment" else [{}]
     return Child(
         kind=body["kind"],
@@ -203,17 +200,6 @@ def observed_child(body: Manifest) -> Child:
     )
 
 
-def _finished(body: Manifest) -> Finished | None:
-    status = body.get("status", {})
-    for container in status.get("containerStatuses", []):
-        ended = container.get("state", {}).get("terminated")
-        if ended is not None:
-            message = status.get("message") or ended.get("message", "")
-            time = ended.get("finishedAt") or body["metadata"].get("creationTimestamp", "")
-            return Finished(ended["exitCode"], message, time)
-    return None
-
-
 def observed_pod(body: Manifest) -> Pod:
     """The cached fields of a pod."""
     metadata = body["metadata"]
@@ -228,7 +214,7 @@ def observed_pod(body: Manifest) -> Pod:
         resource_version=int(metadata.get("resourceVersion", 0)),
         ip=body.get("status", {}).get("podIP", ""),
         ready=is_ready(body),
-        finished=_finished(body) if component == "calibration" else None,
+        calibrated=calibrated(body) if component == "calibration" else None,
         awaiting_volumes=diagnosis is not None and diagnosis.reason == "Starting" and awaiting_volumes(body),
     )
 
@@ -244,7 +230,10 @@ class _Listing:
 
 
 class Observations:
-    """All DPSRouters, their children and pods. Updated from listings, watch events and API responses."""
+    """All DPSRouters, their children and pods, updated from listings, watch events and API responses.
+
+    The loops that read events and metrics add what they find and decide, by DPSRouter.
+    """
 
     def __init__(self) -> None:
         self.routers: dict[Key, Manifest] = {}
@@ -252,6 +241,14 @@ class Observations:
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.unmounted: dict[Key, dict[str, str]] = {}
         """Messages about volumes that cannot be mounted, by name of the pod."""
+        self.allocations: dict[Key, Allocation] = {}
+        """The autoscaler's allocations of GPU budgets that are newer than those in the status."""
+        self.idle: dict[Key, dict[PoolName, bool]] = {}
+        """Whether a pool is scaled to zero, for the pools about which the autoscaler of this process has decided."""
+        self.unmeasured: dict[Key, str] = {}
+        """Why the gateways' metrics cannot be read; empty if they can."""
+        self.cache_health: dict[Key, CacheHealth] = {}
+        """What is known of the common prefix caches."""
         self._listing: _Listing | None = None
 
     @contextmanager
@@ -261,52 +258,27 @@ class Observations:
         Objects that neither the listing nor an event has shown in the meantime have been deleted without an event, and
         are forgotten at the end. A block that raises an exception forgets nothing.
         """
-        uids = {body["metadata"].get("uid", "") for body in self.routers.values()}
-        uids |= {child.uid for family in self._children.values() for child in family.values()}
-        uids |= {pod.uid for pods in self._pods.values() for pod in pods.values()}
-        listing = self._listing = _Listing(uids)
+        listing = self._listing = _Listing(
+            {_uid(one) for cached in self._caches() for one in cached.values()}
+        )
         try:
             yield
-            for key, body in list(self.routers.items()):
-                if body["metadata"].get("uid", "") in listing.missing:
-                    del self.routers[key]
-            for family in self._children.values():
-                for name in [name for name, one in family.items() if one.uid in listing.missing]:
-                    del family[name]
-            for pods in self._pods.values():
-                for pod in [pod for pod, one in pods.items() if one.uid in listing.missing]:
-                    del pods[pod]
+            for cached in self._caches():
+                for name in [name for name, one in cached.items() if _uid(one) in listing.missing]:
+                    del cached[name]
         finally:
             self._listing = None
 
-    def _is_listed_late(self, uid: str, *, deleted: bool) -> bool:
-        """Note that an object has been seen. Returns whether the listing shows it although it has been deleted."""
-        if self._listing is None:
-            return False
-        self._listing.missing.discard(uid)
-        if deleted:
-            self._listing.deleted.add(uid)
-        return not deleted and uid in self._listing.deleted
+    def _caches(self) -> list[dict[Any, Any]]:
+        return [self.routers, *self._children.values(), *self._pods.values()]
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a DPSRouter. A copy older than the cached one is ignored, as is the deletion of an earlier object."""
         metadata = body["metadata"]
-        key, uid = (metadata["namespace"], metadata["name"]), metadata.get("uid", "")
-        known = self.routers.get(key)
-        if self._is_listed_late(uid, deleted=deleted):
-            return key
-        if deleted:
-            if known is not None and known["metadata"].get("uid", "") == uid:
-                del self.routers[key]
-        elif known is None or _version(body) >= _version(known):
-            kept = {
-                field: metadata.get(field) for field in ROUTER_METADATA if metadata.get(field) is not None
-            }
-            self.routers[key] = {
-                "metadata": kept,
-                "spec": body.get("spec", {}),
-                "status": body.get("status", {}),
-            }
+        key = metadata["namespace"], metadata["name"]
+        kept = {field: metadata[field] for field in ROUTER_METADATA if metadata.get(field) is not None}
+        seen = {"metadata": kept, "spec": body.get("spec", {}), "status": body.get("status", {})}
+        self._update(self.routers, key, seen, deleted=deleted)
         return key
 
     def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
@@ -327,14 +299,20 @@ class Observations:
         self._update(self._pods.setdefault(key, {}), seen.name, seen, deleted=gone)
         return key
 
-    def _update(self, cached: dict[Any, Any], name: Any, seen: Child | Pod, *, deleted: bool) -> None:
-        known: Child | Pod | None = cached.get(name)
-        if self._is_listed_late(seen.uid, deleted=deleted):
-            return
+    def _update(
+        self, cached: dict[Any, Any], name: Any, seen: Manifest | Child | Pod, *, deleted: bool
+    ) -> None:
+        uid, known = _uid(seen), cached.get(name)
+        if self._listing is not None:
+            self._listing.missing.discard(uid)
+            if deleted:
+                self._listing.deleted.add(uid)
+            elif uid in self._listing.deleted:
+                return  # the listing shows it although it has been deleted since
         if deleted:
-            if known is not None and known.uid == seen.uid:
+            if known is not None and _uid(known) == uid:
                 del cached[name]
-        elif known is None or known.uid != seen.uid or seen.resource_version >= known.resource_version:
+        elif known is None or _uid(known) != uid or _version(seen) >= _version(known):
             cached[name] = seen
 
     def children(self, key: Key) -> dict[ChildKey, Child]:
@@ -360,11 +338,17 @@ class Observations:
         return {key: names for key, names in found.items() if names}
 
     def forget(self, key: Key) -> None:
-        """Remove the children and pods of a deleted DPSRouter."""
-        self._children.pop(key, None)
-        self._pods.pop(key, None)
-        self.unmounted.pop(key, None)
+        """Remove what is known of a deleted DPSRouter."""
+        found: tuple[dict[Key, Any], ...] = (self._children, self._pods, self.unmounted)
+        for known in (*found, self.allocations, self.idle, self.unmeasured, self.cache_health):
+            known.pop(key, None)
 
 
-def _version(body: Manifest) -> int:
-    return int(body["metadata"].get("resourceVersion", 0))
+def _uid(seen: Manifest | Child | Pod) -> str:
+    return str(seen["metadata"].get("uid", "")) if isinstance(seen, dict) else seen.uid
+
+
+def _version(seen: Manifest | Child | Pod) -> int:
+    return (
+        int(seen["metadata"].get("resourceVersion", 0)) if isinstance(seen, dict) else seen.resource_version
+    )

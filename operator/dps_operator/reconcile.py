@@ -1,27 +1,40 @@
 """Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 from prometheus_client import Gauge
 
 from dps_engines.pools import POOLS
-from dps_operator.apply import Applier
 from dps_operator.build import children
-from dps_operator.cache_health import CacheHealth
 from dps_operator.conditions import StatusInput
 from dps_operator.credentials import ensure_credentials, forget_router
-from dps_operator.effective import Decisions, Router, effective_router, live_engines
+from dps_operator.diagnose import CacheHealth
+from dps_operator.effective import Router, effective_router, live_engines
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
     NotFoundError,
     NotInstalledError,
     RejectedError,
+    SchemaError,
     SpecError,
 )
 from dps_operator.kube import Cluster
-from dps_operator.objects import COMPONENT_LABEL, ENGINE, SPEC_HASH, TEMPLATE_HASH, Key, Manifest, kind_of
-from dps_operator.observe import Observations
+from dps_operator.objects import (
+    BY_NAME,
+    COMPONENT_LABEL,
+    ENGINE,
+    SPEC_HASH,
+    TEMPLATE_HASH,
+    ChildKey,
+    Key,
+    Manifest,
+    child_name,
+    digest,
+    kind_of,
+)
+from dps_operator.observe import Child, Observations, observed_child
 from dps_operator.rollout import kept_pools, pool_on_hold, rolled_out, still_used
 from dps_operator.settings import Settings
 from dps_operator.status import build_status, events, invalid_spec_status
@@ -43,27 +56,33 @@ REPLICAS = Gauge(
 )
 RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 """Annotations of a Deployment that describe its pod template."""
+HANDOVER = "dps-operator-handover"
+"""Field manager that owns the field `replicas` until an autoscaler takes over the field."""
+
+log = logging.getLogger(__name__)
+
+
+def image_volumes(manifest: Manifest) -> set[str]:
+    """The names of a Deployment's image volumes, which the API server removes if their feature gate is disabled."""
+    if manifest["kind"] != "Deployment":
+        return set()
+    volumes = manifest["spec"]["template"]["spec"].get("volumes") or []
+    return {volume["name"] for volume in volumes if "image" in volume}
 
 
 class Reconciler:
     """Reconciles DPSRouters from the cached observations. Level-based: the result does not depend on earlier events."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        observations: Observations,
-        settings: Settings,
-        now: Callable[[], str],
-        decisions: Decisions | None = None,
-        cache_health: Callable[[Key], CacheHealth] = lambda _: CacheHealth(),
+        self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
     ) -> None:
         self._cluster = cluster
         self._observations = observations
         self._settings = settings
         self._now = now
-        self._decisions = decisions or Decisions()
-        self._cache_health = cache_health
-        self._applier = Applier(cluster, observations)
+        self._applied: dict[Key, dict[ChildKey, tuple[str, str, str]]] = {}
+        """For each child of a DPSRouter: the owner's UID and the digests of the last applied manifest and of the fields
+        that the operator owned after that. They only avoid unnecessary applies."""
 
     async def reconcile(self, key: Key) -> None:
         """Reconcile one DPSRouter. Raises ClusterError if the reconcile has to be retried."""
@@ -75,7 +94,7 @@ class Reconciler:
         if metadata.get("deletionTimestamp"):
             return
         try:
-            router = effective_router(body, self._observations, self._decisions)
+            router = effective_router(body, self._observations)
         except SpecError as error:
             generation = metadata.get("generation", 1)
             await self._update_status(key, invalid_spec_status(str(error), before, generation, self._now()))
@@ -84,8 +103,10 @@ class Reconciler:
         await self._converge(router, found)
         for name, engine in live_engines(self._observations, router).items():
             REPLICAS.labels(*key, name).set(engine.replicas.desired)
-        found.children, found.pods = self._observations.children(key), self._observations.pods(key)
-        found.unmeasured, found.cache_health = self._decisions.unmeasured.get(key), self._cache_health(key)
+        seen = self._observations
+        found.children, found.pods = seen.children(key), seen.pods(key)
+        found.unmeasured = seen.unmeasured.get(key)
+        found.cache_health = seen.cache_health.get(key, CacheHealth())
         await self._update_status(key, build_status(router, found, before, self._now()))
         if found.failure is not None:
             raise found.failure
@@ -93,8 +114,7 @@ class Reconciler:
     async def _forget(self, key: Key) -> None:
         """Remove what is known of a deleted DPSRouter. Its children are garbage-collected."""
         self._observations.forget(key)
-        self._applier.forget(key)
-        self._decisions.forget(key)
+        self._applied.pop(key, None)
         READY.remove(*key)
         ROLLOUT_FAILED.remove(*key)
         for pool in POOLS:
@@ -146,7 +166,13 @@ class Reconciler:
             and rolled_out(desired, self._observations.children(key))
             and not draining
         )
-        await self._applier.prune(router, desired, () if finished else still_used(router, desired))
+        names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
+        kept = set() if finished else still_used(router, desired)
+        for name, extra in list(self._observations.children(key).items()):
+            if name not in names and extra.name not in kept and extra.owner_uid == router.uid:
+                log.info("deleting %s %s/%s: no longer desired", name[0], router.namespace, name[1])
+                await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
+                self._applied.get(key, {}).pop(name, None)
 
     async def _apply(self, router: Router, manifest: Manifest, outcome: StatusInput) -> None:
         """Apply one child. An error that concerns only this child is recorded in the outcome.
@@ -158,7 +184,7 @@ class Reconciler:
         try:
             if held and TEMPLATE_HASH in metadata.get("annotations", {}):
                 manifest = await self._with_live_template(router, manifest)
-            await self._applier.apply(router, manifest)
+            await self._apply_manifest(router, manifest)
         except NotInstalledError:
             message = f"{kind} is not installed in this cluster: install its CRD, or remove the field"
             if kind == "ServiceMonitor":
@@ -171,6 +197,89 @@ class Reconciler:
             if error.transient:
                 raise
             outcome.failure = error
+
+    async def _apply_manifest(self, router: Router, manifest: Manifest) -> None:
+        """Apply one child, unless the same manifest was applied and its fields are still owned by the operator.
+
+        Raises RejectedError if this DPSRouter does not own the live object, or if the API server rejects the manifest.
+        """
+        name = manifest["kind"], manifest["metadata"]["name"]
+        applied = digest(manifest)
+        cached = self._observations.children(router.key).get(name)
+        digests = self._applied.setdefault(router.key, {})
+        inactive = self._leaves_autoscaler_inactive(router, manifest)
+        if cached is not None and digests.get(name) == (router.uid, applied, cached.owned) and not inactive:
+            return
+        found = await self._find(router, manifest)
+        if found is not None and (inactive or (found.owns_replicas and "replicas" not in manifest["spec"])):
+            await self._hand_over_replicas(router, manifest, found)
+        try:
+            live = await self._cluster.apply(manifest)
+        except SchemaError:
+            # For a merge patch, the API server would ignore the unknown field.
+            raise
+        except RejectedError:
+            if found is None:
+                raise
+            # Server-side apply keeps list items of other managers, which can make the result invalid; a merge patch
+            # replaces the whole list.
+            await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
+            live = await self._cluster.apply(manifest)
+        self._observations.update_child(live)
+        if image_volumes(manifest) - image_volumes(live):
+            raise RejectedError(
+                "this cluster does not support image volumes, which a source with oci requires; enable the feature "
+                "gate ImageVolume, use Kubernetes 1.35 or newer, or use another source"
+            )
+        digests[name] = router.uid, applied, observed_child(live).owned
+
+    async def _find(self, router: Router, manifest: Manifest) -> Child | None:
+        """The live object, or None. Raises RejectedError if this DPSRouter does not own it."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        found = self._observations.children(router.key).get((kind, name))
+        if found is None:
+            try:
+                found = observed_child(await self._cluster.get(kind_of(manifest), router.namespace, name))
+            except NotFoundError:
+                return None
+        if found.owner_uid == router.uid:
+            return found
+        if found.controlled_by_router:
+            raise ClusterError(
+                f"{kind} {name} belongs to a deleted DPSRouter of the same name and has not been deleted yet"
+            )
+        raise RejectedError(
+            "an object of that name exists and is not owned by this DPSRouter; delete it, or "
+            "choose another name for the DPSRouter"
+        )
+
+    def _leaves_autoscaler_inactive(self, router: Router, manifest: Manifest) -> bool:
+        """Whether it is a pool's Deployment without replicas, whose autoscaler is yet to be created.
+
+        Another controller has scaled the pool to zero before.
+        """
+        if manifest["kind"] != "Deployment" or "replicas" in manifest["spec"]:
+            return False
+        name, observed = manifest["metadata"]["name"], self._observations.children(router.key)
+        scaled = {child_name(router, pool.name) for pool in router.pools.values() if pool.has_autoscaler}
+        if name not in scaled or ("HorizontalPodAutoscaler", name) in observed:
+            return False
+        found = observed.get(("Deployment", name))
+        return found is not None and found.replicas.desired == 0
+
+    async def _hand_over_replicas(self, router: Router, manifest: Manifest, found: Child) -> None:
+        """Transfer ownership of `replicas` to a second field manager before the operator stops applying the field.
+
+        Server-side apply would otherwise reset the field to its default. A pool without replicas starts with the
+        minimum, because an autoscaler does not scale up a Deployment without replicas.
+        """
+        component = manifest["metadata"]["labels"][COMPONENT_LABEL]
+        minimum = router.pools[component].min_replicas if component in POOLS else router.gateway_replicas
+        keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
+            "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
+            "spec": {"replicas": found.replicas.desired or minimum},
+        }
+        await self._cluster.apply(keep, manager=HANDOVER)
 
     async def _with_live_template(self, router: Router, manifest: Manifest) -> Manifest:
         """The Deployment with its live pod template.

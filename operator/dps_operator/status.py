@@ -27,7 +27,7 @@ def build_status(router: Router, observed: StatusInput, before: Mapping[str, Any
     }
     if router.allocation is not None:
         rule = "EqualLoad" if router.load_ratio is None else "Calibrated"
-        result["gpuBudget"] = {**router.allocation.to_status(), "rule": rule}
+        result["gpuBudget"] = to_wire(router.allocation) | {"rule": rule}
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}
@@ -98,12 +98,10 @@ def events(
         _event(metadata, condition, now)
         for condition in after
         if condition["type"] in REPORTED_TYPES
-        and _reason(previous.get(condition["type"], {})) != _reason(condition)
+        and any(
+            previous.get(condition["type"], {}).get(part) != condition[part] for part in ("status", "reason")
+        )
     ]
-
-
-def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:
-    return condition.get("status"), condition.get("reason")
 
 
 def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manifest:
@@ -112,6 +110,9 @@ def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manife
     Its name is derived from its content and the transition time, so that neither a restarted operator nor a second
     one creates it twice.
     """
+    problem = condition["status"] == "False" and condition["reason"] not in EXPECTED_REASONS
+    if condition["type"] == "Progressing":
+        problem = condition["reason"] == "ProgressDeadlineExceeded"
     content = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
     identity = digest([metadata["uid"], content, condition["lastTransitionTime"]])
     return {
@@ -128,7 +129,7 @@ def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manife
         },
         "reason": condition["reason"],
         "message": condition["message"][:1024],
-        "type": "Warning" if _is_problem(condition) else "Normal",
+        "type": "Warning" if problem else "Normal",
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,
@@ -136,10 +137,3 @@ def _event(metadata: Manifest, condition: Mapping[str, Any], now: str) -> Manife
         "reportingComponent": MANAGED_BY,
         "reportingInstance": MANAGED_BY,
     }
-
-
-def _is_problem(condition: Mapping[str, Any]) -> bool:
-    """Whether a condition has a value that is not expected while a DPSRouter is created, changed or stopped."""
-    if condition["type"] == "Progressing":
-        return bool(condition["reason"] == "ProgressDeadlineExceeded")
-    return condition["status"] == "False" and condition["reason"] not in EXPECTED_REASONS

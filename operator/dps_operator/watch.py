@@ -92,17 +92,6 @@ FAILING = Gauge("dps_operator_listing_failing", "1 while listing the required ki
 log = logging.getLogger(__name__)
 
 
-def _keep(found: Manifest, keep: Callable[[Manifest], object]) -> None:
-    """Pass an object to `keep`. One that it cannot read is left out, so that one object cannot stop the operator."""
-    try:
-        keep(found)
-    except Exception:
-        metadata = found.get("metadata", {})
-        log.exception(
-            "%s %s/%s cannot be read", found["kind"], metadata.get("namespace"), metadata.get("name")
-        )
-
-
 class Resync:
     """Lists all objects, forgets those that no longer exist, and enqueues every DPSRouter.
 
@@ -127,6 +116,7 @@ class Resync:
         """Pass all objects of a kind to `keep`. Returns False if its CRD is not installed.
 
         An object is released before the next one is passed, so that memory does not grow with the number of objects.
+        One that `keep` cannot read is left out, so that one object cannot stop the operator.
         """
         # List items have no apiVersion and kind.
         identity = {"apiVersion": kind.api_version, "kind": kind.name}
@@ -134,7 +124,12 @@ class Resync:
             for namespace in self._settings.namespaces or (None,):
                 async for page in self._cluster.pages(kind, namespace, selector):
                     while page:
-                        _keep(identity | page.pop(), keep)
+                        found: Manifest = identity | page.pop()
+                        try:
+                            keep(found)
+                        except Exception:
+                            place = [found.get("metadata", {}).get(part) for part in ("namespace", "name")]
+                            log.exception("%s %s/%s cannot be read", kind.name, *place)
         except NotInstalledError:
             return False
         return True

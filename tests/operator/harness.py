@@ -1,18 +1,15 @@
 """An operator with one DPSRouter on an in-memory API server."""
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.autoscale import Activities, Activity
-from dps_operator.cache_health import CacheHealth
-from dps_operator.effective import Decisions
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import Found, MetricsReader
-from dps_operator.objects import CHILDREN, Key, Manifest
+from dps_operator.objects import CHILDREN, Manifest
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.settings import Settings
@@ -62,16 +59,7 @@ class OperatorHarness:
     def restart(self, settings: Settings = SETTINGS) -> None:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
-        self.decisions = Decisions()
-        self.cache_healths: defaultdict[Key, CacheHealth] = defaultdict(CacheHealth)
-        self.reconciler = Reconciler(
-            self.cluster,
-            self.seen,
-            settings,
-            self._now,
-            self.decisions,
-            self.cache_healths.__getitem__,
-        )
+        self.reconciler = Reconciler(self.cluster, self.seen, settings, self._now)
 
     def edit(self, spec: dict[str, Any]) -> None:
         """Apply a spec as a user would."""

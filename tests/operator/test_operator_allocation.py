@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
+from dps_operator.api import Allocation
 from dps_operator.autoscale import moved
-from dps_operator.effective import Allocation, Observed
-from dps_operator.observe import Observations, observed_pod
+from dps_operator.objects import child_manifest
+from dps_operator.observe import Observations
 from dps_testkit.operator.routers import SMALLEST, router
 from tests.operator.harness import KEY
-from tests.operator.objects import pod, replicas, workload
+from tests.operator.objects import pod
 
 BUDGET: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4}}
 NOW = "2026-01-01T00:00:00Z"
@@ -20,6 +21,10 @@ NOW = "2026-01-01T00:00:00Z"
 counts = st.integers(1, 50)
 ratios = st.floats(0.1, 10)
 demands = st.fixed_dictionaries({pool: st.floats(0, 10_000) for pool in POOLS})
+
+
+def allocated(speculative: int, greedy: int, moved_at: str | None = None) -> Allocation:
+    return Allocation(speculative_replicas=speculative, greedy_replicas=greedy, last_move_time=moved_at)
 
 
 def highest_load(allocation: Allocation, demand: dict[Any, float]) -> float:
@@ -40,23 +45,23 @@ MOVES: dict[str, tuple[tuple[int, int], tuple[float, float], tuple[int, int] | N
 def test_a_replica_moves_to_the_pool_with_the_higher_load(
     before: tuple[int, int], demand: tuple[float, float], after: tuple[int, int] | None
 ) -> None:
-    result = moved(Allocation(*before), {"speculative": demand[0], "greedy": demand[1]}, NOW)
-    assert result == (Allocation(*after, moved_at=NOW) if after else None)
+    result = moved(allocated(*before), {"speculative": demand[0], "greedy": demand[1]}, NOW)
+    assert result == (allocated(*after, moved_at=NOW) if after else None)
 
 
 @pytest.mark.parametrize(("ratio", "after"), [(0.25, (3, 1)), (1.0, None), (4.0, (1, 3))])
 def test_replicas_move_towards_the_calibrated_ratio_of_the_loads(
     ratio: float, after: tuple[int, int] | None
 ) -> None:
-    result = moved(Allocation(2, 2), {"speculative": 12, "greedy": 12}, NOW, ratio)
-    assert result is None if after is None else result == Allocation(*after, moved_at=NOW)
+    result = moved(allocated(2, 2), {"speculative": 12, "greedy": 12}, NOW, ratio)
+    assert result is None if after is None else result == allocated(*after, moved_at=NOW)
 
 
 @given(counts, counts, demands, ratios)
 def test_a_move_keeps_the_budget_and_both_pools_and_lowers_the_highest_load(
     speculative: int, greedy: int, demand: dict[Any, float], ratio: float
 ) -> None:
-    before = Allocation(speculative, greedy)
+    before = allocated(speculative, greedy)
     after = moved(before, demand, NOW, ratio)
     weighted = {**demand, "speculative": demand["speculative"] / ratio}
     if after is not None:
@@ -69,7 +74,7 @@ def test_a_move_keeps_the_budget_and_both_pools_and_lowers_the_highest_load(
 def test_at_constant_demand_no_move_is_undone(
     speculative: int, greedy: int, demand: dict[Any, float], ratio: float
 ) -> None:
-    seen = [Allocation(speculative, greedy)]
+    seen = [allocated(speculative, greedy)]
     while (after := moved(seen[-1], demand, NOW, ratio)) is not None:
         assert after.counts not in [one.counts for one in seen]
         seen.append(after)
@@ -77,11 +82,15 @@ def test_at_constant_demand_no_move_is_undone(
 
 def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, int]) -> dict[str, int | None]:
     """The replicas that the pools request. desired: those of the live Deployments. pods: those that exist."""
-    engines = {pool: workload(f"qwen-{pool}", replicas(desired=count)) for pool, count in desired.items()}
-    existing = [observed_pod(pod("p", pool)) for pool in POOLS for _ in range(pods[pool])]
-    observed = Observed(engines, existing, allocation)
+    seen = Observations()
+    seen.allocations[KEY] = allocation
+    for pool in POOLS:
+        spec = {"replicas": desired[pool], "template": {"spec": {"containers": [{}]}}}
+        seen.update_child(child_manifest(router(SMALLEST), "Deployment", pool, spec=spec))
+        for number in range(pods[pool]):
+            seen.update_pod(pod(f"{pool}-{number}", pool))
     gpus = sum(allocation.counts.values())
-    pools = router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, observed=observed).pools
+    pools = router({**SMALLEST, "gpuBudget": {"gpus": gpus}}, observations=seen).pools
     return {name: pool.replicas for name, pool in pools.items()}
 
 
@@ -90,7 +99,7 @@ def requested(allocation: Allocation, desired: dict[str, int], pods: dict[str, i
 def test_requested_replicas_never_need_more_gpus_than_are_free(
     speculative: int, greedy: int, desired_a: int, desired_b: int, pods_a: int, pods_b: int
 ) -> None:
-    allocation = Allocation(speculative, greedy)
+    allocation = allocated(speculative, greedy)
     desired = {"speculative": desired_a, "greedy": desired_b}
     pods = {"speculative": pods_a, "greedy": pods_b}
     result = requested(allocation, desired, pods)
@@ -103,14 +112,14 @@ def test_requested_replicas_never_need_more_gpus_than_are_free(
 
 
 STATUSES: dict[str, tuple[int, dict[str, Any], Allocation]] = {
-    "no status": (5, {}, Allocation(3, 2)),
-    "unchanged": (4, {"speculativeReplicas": 1, "greedyReplicas": 3}, Allocation(1, 3)),
-    "smaller budget": (2, {"speculativeReplicas": 1, "greedyReplicas": 3}, Allocation(1, 1)),
-    "larger budget": (8, {"speculativeReplicas": 1, "greedyReplicas": 3}, Allocation(2, 6)),
+    "no status": (5, {}, allocated(3, 2)),
+    "unchanged": (4, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(1, 3)),
+    "smaller budget": (2, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(1, 1)),
+    "larger budget": (8, {"speculativeReplicas": 1, "greedyReplicas": 3}, allocated(2, 6)),
     "time of the last move": (
         2,
         {"speculativeReplicas": 1, "greedyReplicas": 1, "lastMoveTime": NOW},
-        Allocation(1, 1, NOW),
+        allocated(1, 1, NOW),
     ),
 }
 
@@ -125,7 +134,7 @@ def test_the_allocation_is_that_of_the_status_scaled_to_the_budget(
 
 def test_each_replica_counts_as_its_gpus_and_a_remainder_is_unused() -> None:
     spec = {**SMALLEST, "engine": {"tensorParallel": 2}, "gpuBudget": {"gpus": 7}}
-    assert router(spec).allocation == Allocation(2, 1)
+    assert router(spec).allocation == allocated(2, 1)
     assert router(SMALLEST).allocation is None
 
 

@@ -42,10 +42,16 @@ def test_every_list_is_bounded_to_limit_the_cost_of_rules() -> None:
             assert "maxItems" in field, path
 
 
-@pytest.mark.parametrize("keyword", ["exclusiveMinimum", "exclusiveMaximum", "multipleOf", "uniqueItems"])
+@pytest.mark.parametrize("keyword", ["exclusiveMaximum", "multipleOf", "uniqueItems"])
 def test_constraint_that_the_crd_would_lose_is_refused(keyword: str) -> None:
     with pytest.raises(ValueError, match=f"the CRD cannot express {keyword}"):
         structural({"type": "number", keyword: 1}, {})
+
+
+def test_an_exclusive_minimum_has_the_form_of_openapi_3_0() -> None:
+    """In later versions of JSON Schema, which Pydantic generates, it is a number."""
+    found = structural({"type": "number", "exclusiveMinimum": 0}, {})
+    assert found == {"type": "number", "minimum": 0, "exclusiveMinimum": True}
 
 
 def test_invalid_field_is_named_in_the_error() -> None:

@@ -22,7 +22,7 @@ class BalancerHarness(OperatorHarness):
         self.demand(1.0, 30.0)
         super().__init__(dict(spec), self.now)
         queue = WorkQueue(self.reconciler.reconcile)
-        self.balancer = Autoscaler(self.seen, queue, self.gateways, self.decisions, self.now)
+        self.balancer = Autoscaler(self.seen, queue, self.gateways, self.now)
         gateway = pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY])
         self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
         self.seen.update_pod(gateway)
@@ -142,7 +142,7 @@ async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
     await harness.settle()
     await harness.measure(110)
     await harness.settle()
-    harness.decisions.forget(KEY)
+    del harness.seen.allocations[KEY]
     assert await harness.settle() == {"speculative": 1, "greedy": 3}
 
 
@@ -153,7 +153,7 @@ async def test_no_replica_moves_while_one_is_not_ready() -> None:
     found = harness.seen.children(KEY)[deployment]
     harness.seen.children(KEY)[deployment] = replace(found, replicas=replace(found.replicas, settled=False))
     await harness.measure(300)
-    assert harness.decisions.allocations == {}
+    assert harness.seen.allocations == {}
 
 
 @pytest.mark.parametrize("change", [{"paused": True}, {"suspend": True}])
@@ -164,7 +164,7 @@ async def test_no_replica_of_a_paused_or_suspended_router_moves(change: dict[str
     if "suspend" in change:
         await harness.settle()
     await harness.measure(300)
-    assert harness.decisions.allocations == {}
+    assert harness.seen.allocations == {}
 
 
 async def test_a_short_burst_moves_nothing() -> None:
@@ -176,7 +176,7 @@ async def test_a_short_burst_moves_nothing() -> None:
     await harness.measure(10)
     harness.demand(10.0, 10.0)
     await harness.measure(200)
-    assert harness.decisions.allocations == {}
+    assert harness.seen.allocations == {}
 
 
 async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -> None:

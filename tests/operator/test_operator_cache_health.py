@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dps_engines.registry import RUNTIMES
-from dps_operator.cache_health import ENOUGH_TOKENS, HALF_LIFE_SECONDS, CacheHealth, Counters, Tally, counters
-from dps_operator.cache_watch import CacheWatch
-from dps_operator.effective import Decisions
+from dps_operator.cache_health import ENOUGH_TOKENS, HALF_LIFE_SECONDS, CacheWatch, Counters, Tally, counters
+from dps_operator.diagnose import CacheHealth
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.metrics import Found, MetricsReader
 from dps_operator.objects import Manifest
@@ -18,8 +17,8 @@ from tests.operator.objects import READY, pod
 
 KEY = ("serving", "qwen")
 NOTHING = CacheHealth()
-SERVED = CacheHealth(judged=frozenset({"greedy"}))
-UNSERVED = CacheHealth(judged=frozenset({"greedy"}), unserved=frozenset({"greedy"}))
+SERVED = CacheHealth(judged={"greedy"})
+UNSERVED = CacheHealth(judged={"greedy"}, unserved={"greedy"})
 
 
 def metrics(fetchable: float, fetched: float) -> str:
@@ -111,26 +110,26 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     seen, pods = Observations(), Metrics()
     seen.update_router(body(PREFIX_CACHE))
     seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY]))
-    watch = CacheWatch(seen, Decisions(), pods)
+    watch = CacheWatch(seen, pods)
     assert await watch.once(0.0) == []
     assert pods.asked == ["10.0.0.1"]
     assert await watch.once(1.0) == []
     pods.text = metrics(20_000, 0)
     assert await watch.once(2.0) == [KEY]
-    assert watch.health(KEY) == UNSERVED
+    assert seen.cache_health[KEY] == UNSERVED
     pods.problem = "no gateway is ready"
     assert await watch.once(3.0) == [KEY]
-    assert watch.health(KEY) == replace(UNSERVED, unreachable="no gateway is ready")
+    assert seen.cache_health[KEY] == replace(UNSERVED, unreachable="no gateway is ready")
     seen.routers[KEY]["spec"] = {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}}
     assert await watch.once(4.0) == []
-    assert watch.health(KEY) == NOTHING
+    assert KEY not in seen.cache_health
 
 
 @pytest.mark.parametrize("spec", [{}, {"prefixCache": {"mode": "Common"}}], ids=["none", "an invalid spec"])
 async def test_routers_without_a_common_prefix_cache_are_not_observed(spec: dict[str, object]) -> None:
     seen, pods = Observations(), Metrics()
     seen.update_router(body(spec))
-    assert await CacheWatch(seen, Decisions(), pods).once(0.0) == []
+    assert await CacheWatch(seen, pods).once(0.0) == []
     assert pods.asked == []
 
 
@@ -143,6 +142,6 @@ async def test_engines_are_observed_even_if_no_gateway_answers() -> None:
     seen.update_pod(pod("redis-0", "redis", podIP="10.0.0.4"))
     sharing = 'dps_prefix_cache_sharing{{pages="{}",problem="{}"}} 1.0'
     pods.by_address = {"10.0.0.3": sharing.format("", "LoRA"), "10.0.0.4": ""}
-    watch = CacheWatch(seen, Decisions(), pods)
+    watch = CacheWatch(seen, pods)
     await watch.once(0.0)
-    assert watch.health(KEY).unshared == {"greedy": "LoRA"}
+    assert seen.cache_health[KEY].unshared == {"greedy": "LoRA"}

@@ -54,6 +54,25 @@ def test_every_child_has_an_owner_a_label_and_a_watched_kind(spec: dict[str, Any
         assert one["metadata"]["labels"]["dpsrouter.io/router"] == "qwen"
 
 
+SECRET = {"name": "s", "key": "k"}
+SECURED = {
+    **VLLM,
+    "gateway": {"auth": {"secretName": "keys"}, "tls": {"secretName": "tls"}},
+    "engine": {**VLLM["engine"], "apiKeySecretRef": SECRET},
+    "sessionStore": {"urlSecretRef": SECRET, "caSecretRef": SECRET},
+}
+
+
+@pytest.mark.parametrize("spec", [*SPECS, SECURED])
+def test_containers_mount_each_volume_of_their_pod_and_no_other(spec: dict[str, Any]) -> None:
+    for one in children(router(spec), SETTINGS, ""):
+        if one["kind"] == "Deployment":
+            pod = one["spec"]["template"]["spec"]
+            containers = [*pod.get("initContainers", []), *pod["containers"]]
+            mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", [])}
+            assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
+
+
 SECTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "revision of the model": ({"revision": "v2"}, {"name": "m", "tokenizer": "m", "revision": "v2"}),
     "tokenizer of another model": ({"tokenizer": "t"}, {"name": "m", "tokenizer": "t"}),

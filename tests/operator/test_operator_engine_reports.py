@@ -10,11 +10,11 @@ from aiohttp.test_utils import TestServer
 from dps_engines.pools import PoolName
 from dps_operator.cache_health import (
     HALF_LIFE_SECONDS,
-    CacheHealth,
     EngineSample,
     Tally,
     engine_sample,
 )
+from dps_operator.diagnose import CacheHealth
 from dps_operator.metrics import MetricsReader
 
 METRICS = """\
@@ -64,10 +64,10 @@ def pages(**outcomes: float) -> Mapping[str, float]:
     return outcomes
 
 
-FULL = CacheHealth(full=frozenset({"greedy"}))
-FAILING = CacheHealth(failing=frozenset({"greedy"}))
+FULL = CacheHealth(full={"greedy"})
+FAILING = CacheHealth(failing={"greedy"})
 NOTHING = CacheHealth()
-BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
+BOTH: set[PoolName] = {"speculative", "greedy"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ KV_GIGABYTES = 56 * 1024 / 1e9
     ids=["faster than prefill", "slower than prefill", "too few fetches"],
 )
 def test_storage_is_slow_if_the_engine_computes_tokens_faster_than_it_fetches_them(
-    bandwidth: float, fetches: int, expected: Mapping[PoolName, str]
+    bandwidth: float, fetches: int, expected: dict[PoolName, str]
 ) -> None:
     found = reports({}, transfers(bandwidth, fetches), gigabytes=KV_GIGABYTES)
     assert found == CacheHealth(slow=expected)
@@ -145,7 +145,7 @@ LORA = EngineSample(frozenset({("", "LoRA adapters are enabled")}))
         pytest.param(
             OURS,
             EngineSample(),
-            CacheHealth(reporting=frozenset({"speculative"})),
+            CacheHealth(reporting={"speculative"}),
             id="only one has reported",
         ),
         pytest.param(OURS, OTHERS, CacheHealth(reporting=BOTH, different=True), id="different pages"),
@@ -169,7 +169,7 @@ def test_reports_of_a_pool_end_when_its_engines_answer_without_them() -> None:
     tally = Tally()
     tally.add_engines({"speculative": {"a": OURS}, "greedy": {"b": OURS}}, 0.0)
     tally.add_engines({"speculative": {"a": OURS}, "greedy": {"b": EngineSample()}}, 1.0)
-    assert tally.health == CacheHealth(reporting=frozenset({"speculative"}))
+    assert tally.health == CacheHealth(reporting={"speculative"})
 
 
 async def test_engines_that_do_not_answer_or_whose_metrics_cannot_be_read_are_left_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.cache_health import CacheHealth
+from dps_operator.diagnose import CacheHealth
 from dps_operator.errors import ClusterError, NotInstalledError
 from dps_operator.objects import Component
 from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST, VLLM
@@ -57,7 +57,7 @@ def missing(kind: str, name: str, error: ClusterError) -> Callable[[OperatorHarn
 
 def measured(problem: str) -> Callable[[OperatorHarness], None]:
     def change(harness: OperatorHarness) -> None:
-        harness.decisions.unmeasured[KEY] = problem
+        harness.seen.unmeasured[KEY] = problem
 
     return change
 
@@ -66,7 +66,7 @@ def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
     """Both pools had enough tokens to fetch, and these fetched too few."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
+        harness.seen.cache_health[KEY] = CacheHealth(judged=set(POOLS), unserved=set(unserved))
 
     return change
 
@@ -75,7 +75,7 @@ def unreachable(problem: str) -> Callable[[OperatorHarness], None]:
     """The gateways cannot be asked what their engines fetch."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(unreachable=problem)
+        harness.seen.cache_health[KEY] = CacheHealth(unreachable=problem)
 
     return change
 
@@ -84,7 +84,7 @@ def reported(**reports: Any) -> Callable[[OperatorHarness], None]:
     """The engines have reported this."""
 
     def change(harness: OperatorHarness) -> None:
-        harness.cache_healths[KEY] = CacheHealth(**reports)
+        harness.seen.cache_health[KEY] = CacheHealth(**reports)
 
     return change
 
@@ -106,7 +106,7 @@ CASES = {
     ),
     "NotCreated": Case("Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", UNAVAILABLE)),
     "NotReported": Case("PrefixCacheShared", PREFIX_CACHE),
-    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=frozenset(POOLS))),
+    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=set(POOLS))),
     "AlgorithmNotSupported": Case("PrefixCacheShared", shared({"algorithm": "Eagle3", "draftModel": "d"})),
     "VersionNotSupported": Case("PrefixCacheShared", {**PREFIX_CACHE, "engine": {"version": "0.5.24"}}),
     "RuntimeNotSupported": Case("PrefixCacheShared", {**VLLM, "prefixCache": PREFIX_CACHE["prefixCache"]}),
@@ -119,8 +119,8 @@ CASES = {
     ),
     "EngineNotSharing": Case("PrefixCacheShared", PREFIX_CACHE, reported(unshared={"greedy": "LoRA"})),
     "GeometryDiffers": Case("PrefixCacheShared", PREFIX_CACHE, reported(different=True)),
-    "StorageFull": Case("PrefixCacheServing", PREFIX_CACHE, reported(full=frozenset({"greedy"}))),
-    "StorageFailing": Case("PrefixCacheServing", PREFIX_CACHE, reported(failing=frozenset({"greedy"}))),
+    "StorageFull": Case("PrefixCacheServing", PREFIX_CACHE, reported(full={"greedy"})),
+    "StorageFailing": Case("PrefixCacheServing", PREFIX_CACHE, reported(failing={"greedy"})),
     "StorageSlow": Case("PrefixCacheServing", PREFIX_CACHE, reported(slow={"greedy": "1 GB/s"})),
     "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched()),
     "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),

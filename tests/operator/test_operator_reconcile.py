@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dps_operator.apply import HANDOVER
 from dps_operator.errors import ClusterError, NotInstalledError, RejectedError, SchemaError
+from dps_operator.reconcile import HANDOVER
 from dps_testkit.operator.routers import EVERYTHING, SMALLEST
 from tests.operator.harness import KEY, NOW, OperatorHarness
 

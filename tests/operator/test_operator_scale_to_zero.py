@@ -59,7 +59,7 @@ class ScalingHarness(OperatorHarness):
     def start_scaler(self) -> None:
         """Start the loop of a new operator process."""
         queue = WorkQueue(self.reconciler.reconcile)
-        self.scaler = Autoscaler(self.seen, queue, self.gateways, self.decisions, lambda: NOW)
+        self.scaler = Autoscaler(self.seen, queue, self.gateways, lambda: NOW)
 
     async def settle(self) -> dict[str, int]:
         """Reconcile and make the requested replicas ready; returns the replicas."""

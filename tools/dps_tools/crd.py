@@ -3,12 +3,9 @@
 from typing import Any
 
 from dps_operator.api import (
-    CATEGORY,
     GROUP,
     KIND,
-    LONGEST_NAME,
     PLURAL,
-    SHORT_NAME,
     VERSION,
     APIObject,
     Spec,
@@ -17,6 +14,11 @@ from dps_operator.api import (
 )
 
 JSON = dict[str, Any]
+
+SHORT_NAME = "dps"
+CATEGORY = "inference"
+LONGEST_NAME = 50
+"""Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 COPIED = (
     "type",
@@ -33,7 +35,10 @@ COPIED = (
 )
 
 STRUCTURE = frozenset(
-    {"title", "description", "const", "default", "anyOf", "properties", "additionalProperties", "items"}
+    {
+        *("title", "description", "const", "default", "exclusiveMinimum"),
+        *("anyOf", "properties", "additionalProperties", "items"),
+    }
 )
 """Keywords that are omitted or converted. Those of COPIED are copied, and any other is refused."""
 
@@ -74,13 +79,15 @@ def structural(node: JSON, definitions: JSON) -> JSON:
     for keyword in merged:
         if keyword not in COPIED and keyword not in STRUCTURE and not keyword.startswith("x-kubernetes-"):
             raise ValueError(
-                f"the CRD cannot express {keyword}; use the limits ge, le, min_length, max_length or pattern, "
+                f"the CRD cannot express {keyword}; use the limits ge, gt, le, min_length, max_length or pattern, "
                 "or a CEL rule"
             )
     result: JSON = {}
     if "description" in merged:
         result["description"] = " ".join(merged["description"].split())
     result |= {key: merged[key] for key in COPIED if key in merged}
+    if "exclusiveMinimum" in merged:
+        result |= {"minimum": merged["exclusiveMinimum"], "exclusiveMinimum": True}
     result |= {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")}
     if "const" in merged:
         result["enum"] = [merged["const"]]

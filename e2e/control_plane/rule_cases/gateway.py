@@ -21,7 +21,7 @@ REFUSED: Refused = {
     ),
     "timeout of zero": (
         {"gateway": {"timeouts": {"queueSeconds": 0}}},
-        "timeouts.silentSeconds and timeouts.healthIntervalSeconds must be greater than 0",
+        "spec.gateway.timeouts.queueSeconds in body should be greater than 0",
     ),
     "class of the load balancer of a Service without one": (
         {"gateway": {"service": {"loadBalancerClass": "example.com/nlb"}}},
@@ -33,7 +33,7 @@ REFUSED: Refused = {
     ),
     "timeout of the session store of zero": (
         {"sessionStore": {"timeoutSeconds": 0}},
-        "sessionStore.timeoutSeconds must be greater than 0",
+        "spec.sessionStore.timeoutSeconds in body should be greater than 0",
     ),
     "unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
     "malformed session key": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),

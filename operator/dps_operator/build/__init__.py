@@ -11,7 +11,7 @@ from dps_operator.build.gateway import (
 )
 from dps_operator.build.network import http_route, ingress, network_policies, service_monitor
 from dps_operator.build.prefix_cache import mooncake_master
-from dps_operator.build.redis import redis_service, redis_stateful_set
+from dps_operator.build.redis import managed_redis
 from dps_operator.build.scaling import autoscalers, disruption_budgets
 from dps_operator.effective import Router
 from dps_operator.objects import Manifest
@@ -25,22 +25,17 @@ def children(router: Router, settings: Settings, store_revision: str) -> list[Ma
     store_revision: digest of the values of a managed Redis, or empty if there is none. Raises SpecError if the spec is
     invalid.
     """
-    store = router.redis
-    objects = [
+    return [
         *gateway_identity(router),
         gateway_config_map(router),
         *engine_claims(router),
         *network_policies(router),
         *(engine_service(router, pool) for pool in POOLS),
         *gateway_services(router),
-    ]
-    if store is not None:
-        objects += [redis_service(router), redis_stateful_set(router, settings, store, store_revision)]
-    objects += mooncake_master(router, settings)
-    objects += [engine_deployment(router, pool, settings) for pool in POOLS]
-    objects.append(gateway_deployment(router, settings, store_revision))
-    return [
-        *objects,
+        *managed_redis(router, settings, store_revision),
+        *mooncake_master(router, settings),
+        *(engine_deployment(router, pool, settings) for pool in POOLS),
+        gateway_deployment(router, settings, store_revision),
         *calibration_cron_job(router, settings),
         *autoscalers(router),
         *disruption_budgets(router),

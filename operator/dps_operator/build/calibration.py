@@ -15,10 +15,7 @@ LONGEST_CRON_JOB_NAME: Final = 52
 """In characters: Kubernetes appends 11 characters to the names of a CronJob's Jobs."""
 RESULT: Final = "/dev/termination-log"
 """The operator reads the result from the termination message of the container, so the Job needs no permissions."""
-RESOURCES: Final[Manifest] = {
-    "requests": {"cpu": "500m", "memory": "512Mi"},
-    "limits": {"memory": "2Gi"},
-}
+RESOURCES: Final[Manifest] = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 DEADLINE_SECONDS: Final = 3600
 """Time limit of a calibration, and how late after its scheduled time it may start.
 
@@ -67,7 +64,7 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
         "failedJobsHistoryLimit": 1,
         "jobTemplate": {"spec": {"backoffLimit": 0, "template": template}},
     }
-    return [child_manifest(router, "batch/v1", "CronJob", "calibration", spec=spec)]
+    return [child_manifest(router, "CronJob", "calibration", spec=spec)]
 
 
 def _arguments(router: Router, calibration: Calibration) -> list[str]:

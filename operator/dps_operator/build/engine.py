@@ -5,7 +5,7 @@ from typing import Any, Final
 from dps_engines.models import MODELS as KNOWN_MODELS
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api import to_wire
-from dps_operator.build.launch import API_KEY_VARIABLE, engine_arguments, host_cache_bytes
+from dps_operator.build.launch import API_KEY_VARIABLE, engine_arguments, engine_launch
 from dps_operator.build.nodes import check_gpus, gpu_resource, placement
 from dps_operator.build.pods import (
     CONTAINER_SECURITY,
@@ -22,6 +22,7 @@ from dps_operator.build.pods import (
     service_account,
     source_additions,
     spread,
+    volume,
 )
 from dps_operator.build.prefix_cache import pod_additions, template_inputs
 from dps_operator.effective import STARTUP_PROBE_PERIOD, EffectivePool, Router
@@ -91,11 +92,11 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
         "containers": [_container(router, pool)],
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
-        "volumes": [{"name": "models", **_models_volume(router, pool)}],
         **placement(spec.node_pool, selector(router, other_pool(name)) if shared else None),
         **service_account(router, pool),
     }
     for additions in (
+        volume("engine", "models", MODELS, **_models_volume(router, pool)),
         _shared_memory(router),
         source_additions(spec.model.source, "model", SOURCES, settings.loader_image),
         source_additions(pool.draft_source, "draft", SOURCES, settings.loader_image),
@@ -121,7 +122,7 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
         SPEC_HASH: _spec_hash(router, pool),
         ENGINE: f"{pool.engine.runtime} {pool.version}",
     }
-    return child_manifest(router, "apps/v1", "Deployment", name, annotations, spec=deployment)
+    return child_manifest(router, "Deployment", name, annotations, spec=deployment)
 
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
@@ -135,10 +136,10 @@ def engine_claims(router: Router) -> list[Manifest]:
     claims = []
     if models is not None and models.size is not None and models.access_mode == "ReadWriteMany":
         spec = claim_spec(models.size, models.storage_class_name)
-        claims.append(child_manifest(router, "v1", "PersistentVolumeClaim", "models", spec=spec))
+        claims.append(child_manifest(router, "PersistentVolumeClaim", "models", spec=spec))
     if compiled is not None and compiled.claim is not None:
         spec = claim_spec(compiled.claim.size, compiled.claim.storage_class_name)
-        claims.append(child_manifest(router, "v1", "PersistentVolumeClaim", "engine-cache", spec=spec))
+        claims.append(child_manifest(router, "PersistentVolumeClaim", "engine-cache", spec=spec))
     return claims
 
 
@@ -181,11 +182,7 @@ def _engine_cache(router: Router) -> Manifest:
     else:
         claim = cache.existing_claim or child_name(router, "engine-cache")
         source = {"persistentVolumeClaim": {"claimName": claim}}
-    mount = {"name": "engine-cache", "mountPath": ENGINE_CACHE}
-    return {
-        "containers": [{"name": "engine", "volumeMounts": [mount]}],
-        "volumes": [{"name": "engine-cache", **source}],
-    }
+    return volume("engine", "engine-cache", ENGINE_CACHE, **source)
 
 
 def waits(router: Router, name: PoolName) -> bool:
@@ -247,7 +244,7 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
 
     gpus, arguments = spec.engine.tensor_parallel, engine_arguments(router, pool.name)
     memory = f"{MEMORY_GIB_PER_GPU * gpus}Gi"
-    if cached := host_cache_bytes(router, pool, arguments):
+    if cached := runtime.host_cache_bytes(engine_launch(router, pool), arguments):
         memory = f"{MEMORY_GIB_PER_GPU * gpus * 1024 + cached // 2**20}Mi"
     defaults = {
         "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": memory},
@@ -271,7 +268,6 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "livenessProbe": probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
         "securityContext": CONTAINER_SECURITY,
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
-        "volumeMounts": [{"name": "models", "mountPath": MODELS}],
     }
 
 
@@ -279,11 +275,7 @@ def _shared_memory(router: Router) -> Manifest:
     """The pod's /dev/shm. With MPS, the device plugin mounts there what the engines share with the MPS daemon."""
     if router.spec.placement == "SharedGPU" and router.spec.node_pool.sharing.strategy == "MPS":
         return {}
-    mount = {"name": "shm", "mountPath": "/dev/shm"}
-    return {
-        "containers": [{"name": "engine", "volumeMounts": [mount]}],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}],
-    }
+    return volume("engine", "shm", "/dev/shm", emptyDir={"medium": "Memory", "sizeLimit": SHARED_MEMORY})
 
 
 def _strategy(pool: EffectivePool, *, shared: bool) -> Manifest:

@@ -1,6 +1,7 @@
 """The gateway: its configuration, Deployment, Services and permissions."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -20,6 +21,7 @@ from dps_operator.build.pods import (
     service,
     source_additions,
     spread,
+    volume,
 )
 from dps_operator.build.redis import URL_KEY
 from dps_operator.effective import EffectivePool, Router, model_path
@@ -65,10 +67,7 @@ EXIT_SECONDS = 25
 """Time that a gateway has to exit after it has drained, before it is killed, in seconds."""
 SETTLE_SECONDS = 5
 """minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
-DEFAULT_RESOURCES: Manifest = {
-    "requests": {"cpu": "500m", "memory": "512Mi"},
-    "limits": {"memory": "2Gi"},
-}
+DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 SOURCE = Target(
     name="gateway",
     volume="cache",
@@ -110,18 +109,6 @@ def _tokenizer(router: Router) -> str:
             "gateway cannot mount; set it to a model id, or use model.cache.existingClaim or ReadWriteMany"
         )
     return tokenizer
-
-
-def _listen(router: Router) -> dict[str, Any]:
-    # The keys of a Secret of the type kubernetes.io/tls.
-    tls = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
-    return given(
-        host="0.0.0.0",
-        port=PORT,
-        adminPort=ADMIN_PORT,
-        adminTokenFile=ADMIN_TOKEN_FILE,
-        tls=None if router.spec.gateway.tls is None else tls,
-    )
 
 
 def _pool(router: Router, pool: EffectivePool) -> dict[str, Any]:
@@ -170,25 +157,28 @@ def _telemetry(router: Router) -> dict[str, Any]:
     return others if telemetry.otlp_endpoint is None else traces | others
 
 
-def _timeouts(router: Router) -> dict[str, Any]:
-    gateway = router.spec.gateway
-    wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
-    return {"drainSeconds": gateway.drain_seconds, **wake, **to_wire(gateway.timeouts)}
-
-
 def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis, which contains a password, is not part of it."""
     gateway, auth = router.spec.gateway, router.spec.gateway.auth
+    wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
     separate = None if auth is None or auth.isolate_cache else False
+    # The keys of a Secret of the type kubernetes.io/tls.
+    tls = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
     config_map = {"name": child_name(router, "gateway"), "namespace": router.namespace, "key": CONFIG_FILE}
     return given(
         configMap=config_map,
-        listen=_listen(router),
+        listen=given(
+            host="0.0.0.0",
+            port=PORT,
+            adminPort=ADMIN_PORT,
+            adminTokenFile=ADMIN_TOKEN_FILE,
+            tls=None if gateway.tls is None else tls,
+        ),
         model=_model(router),
         pools={name: _pool(router, pool) for name, pool in router.pools.items()},
         routing=_routing(router),
         session=_session(router),
-        timeouts=_timeouts(router),
+        timeouts={"drainSeconds": gateway.drain_seconds, **wake, **to_wire(gateway.timeouts)},
         limits=to_wire(gateway.limits) or None,
         retries=None if gateway.retries.continue_streams else {"continueStreams": False},
         auth=None if auth is None else given(keysFile=f"{KEYS_DIR}/keys", isolateCache=separate),
@@ -208,64 +198,48 @@ def read_at_start(config: dict[str, Any]) -> dict[str, Any]:
 def gateway_config_map(router: Router) -> Manifest:
     """The ConfigMap with the configuration file."""
     text = yaml.safe_dump(gateway_config(router), sort_keys=False)
-    return child_manifest(router, "v1", "ConfigMap", "gateway", data={CONFIG_FILE: text})
+    return child_manifest(router, "ConfigMap", "gateway", data={CONFIG_FILE: text})
 
 
-def _grace_seconds(router: Router) -> int:
-    """Time between SIGTERM and SIGKILL for a gateway pod, in seconds."""
-    gateway = router.spec.gateway
-    delay = gateway.timeouts.drain_delay_seconds
-    delay = DRAIN_DELAY_SECONDS if delay is None else delay
-    return math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS
-
-
-def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
-    """The container's mounts and the pod's volumes."""
+def _volumes(router: Router) -> Iterator[Manifest]:
+    """What to merge into the pod spec for each volume."""
     spec, store = router.spec, router.spec.session_store
-    mounts: list[Manifest] = [
-        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
-        {"name": "cache", "mountPath": CACHE_DIR},
-        {"name": "tmp", "mountPath": "/tmp"},
-    ]
-    volumes: list[Manifest] = [
-        {"name": "config", "configMap": {"name": child_name(router, "gateway")}},
-        {"name": "cache", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
 
-    def mount(name: str, folder: str, **source: Any) -> None:
-        mounts.append({"name": name, "mountPath": folder, "readOnly": True})
-        volumes.append({"name": name, **source})
+    def mount(name: str, folder: str, **source: Any) -> Manifest:
+        return volume("gateway", name, folder, read_only=True, **source)
 
-    def mount_key(name: str, path: str, reference: SecretKeyRef, **options: Any) -> None:
+    def mount_key(name: str, path: str, reference: SecretKeyRef, **options: Any) -> Manifest:
         """Mount one key of a Secret as a file."""
         folder, _, file = path.rpartition("/")
         items = [{"key": reference.key, "path": file}]
-        mount(name, folder, secret={"secretName": reference.name, "items": items, **options})
+        return mount(name, folder, secret={"secretName": reference.name, "items": items, **options})
 
-    mount_key("admin-token", ADMIN_TOKEN_FILE, credential(router, "gateway", ADMIN_TOKEN_KEY))
+    yield mount("config", CONFIG_DIR, configMap={"name": child_name(router, "gateway")})
+    yield volume("gateway", "cache", CACHE_DIR, emptyDir={})
+    yield volume("gateway", "tmp", "/tmp", emptyDir={})
+    yield mount_key("admin-token", ADMIN_TOKEN_FILE, credential(router, "gateway", ADMIN_TOKEN_KEY))
     if spec.gateway.auth is not None:
-        mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
+        yield mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
     if spec.gateway.tls is not None:
-        mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
+        yield mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
     if (key := spec.engine.api_key_secret_ref) is not None:
-        mount_key("engine-key", ENGINE_KEY_FILE, key)
+        yield mount_key("engine-key", ENGINE_KEY_FILE, key)
     if (url := store.url_secret_ref) is not None:
         # If the Secret is missing, the pod's status states this because of the variable DPS_REDIS_URL; a missing volume
         # would only be visible in events.
-        mount_key("redis-url", REDIS_URL_FILE, url, optional=True)
+        yield mount_key("redis-url", REDIS_URL_FILE, url, optional=True)
     if (authorities := store.ca_secret_ref) is not None:
-        mount_key("redis-ca", CA_FILE, authorities)
+        yield mount_key("redis-ca", CA_FILE, authorities)
     cache = spec.model.cache
     if cache is not None and _tokenizer(router).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
-        mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
-    return mounts, volumes
+        yield mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
 
 
-def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Manifest:
-    spec = router.spec
+def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
+    """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
+    spec, gateway = router.spec, router.spec.gateway
     env: list[Manifest] = [
         *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -275,44 +249,41 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
     ]
     if spec.model.token_secret_ref is not None:
         env.append(secret_env("HF_TOKEN", spec.model.token_secret_ref))
-    return {
+    container = {
         "name": "gateway",
-        "image": spec.gateway.image or settings.gateway_image,
+        "image": gateway.image or settings.gateway_image,
         "args": ["gateway", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
         "env": env,
         "ports": container_ports(http=PORT, admin=ADMIN_PORT),
-        "resources": container_resources(DEFAULT_RESOURCES, spec.gateway.resources),
+        "resources": container_resources(DEFAULT_RESOURCES, gateway.resources),
         # The first start downloads the tokenizer, which can take minutes.
         **probes(
             {"httpGet": {"path": "/readyz", "port": "admin"}},
             live={"httpGet": {"path": "/livez", "port": "admin"}},
         ),
-        "volumeMounts": mounts,
     }
-
-
-def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
-    """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
-    gateway = router.spec.gateway
-    mounts, volumes = _mounts(router)
+    delay = gateway.timeouts.drain_delay_seconds
+    delay = DRAIN_DELAY_SECONDS if delay is None else delay
     pod: Manifest = {
         "automountServiceAccountToken": True,
-        "containers": [_container(router, settings, mounts)],
+        "containers": [container],
         "serviceAccountName": child_name(router, "gateway"),
-        "terminationGracePeriodSeconds": _grace_seconds(router),
+        "terminationGracePeriodSeconds": math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS,
         "topologySpreadConstraints": spread(router, "gateway"),
-        "volumes": volumes,
     }
+    source = source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)
+    for additions in (*_volumes(router), source):
+        pod = overlay(pod, additions)
     template = pod_template(
         router,
         "gateway",
         settings,
-        overlay(pod, source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)),
+        pod,
         gateway.pod_template,
         {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
         user=USER,
     )
-    spec: Manifest = {
+    deployment: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
         "minReadySeconds": SETTLE_SECONDS,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -320,8 +291,8 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         "template": template,
     }
     if gateway.autoscaling is None:
-        spec["replicas"] = router.gateway_replicas
-    return child_manifest(router, "apps/v1", "Deployment", "gateway", spec=spec)
+        deployment["replicas"] = router.gateway_replicas
+    return child_manifest(router, "Deployment", "gateway", spec=deployment)
 
 
 def gateway_services(router: Router) -> list[Manifest]:
@@ -350,15 +321,10 @@ def gateway_identity(router: Router) -> list[Manifest]:
         },
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["watch"]},
     ]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": router.namespace}]
     return [
-        child_manifest(router, "v1", "ServiceAccount", "gateway", automountServiceAccountToken=False),
-        child_manifest(router, "rbac.authorization.k8s.io/v1", "Role", "gateway", rules=rules),
-        child_manifest(
-            router,
-            "rbac.authorization.k8s.io/v1",
-            "RoleBinding",
-            "gateway",
-            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            subjects=[{"kind": "ServiceAccount", "name": name, "namespace": router.namespace}],
-        ),
+        child_manifest(router, "ServiceAccount", "gateway", automountServiceAccountToken=False),
+        child_manifest(router, "Role", "gateway", rules=rules),
+        child_manifest(router, "RoleBinding", "gateway", roleRef=role, subjects=subjects),
     ]

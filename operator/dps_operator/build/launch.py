@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Final
 
-from dps_engines.launch import Adapter, EngineError, Launch, Traces
+from dps_engines.launch import Adapter, Launch, Traces
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api import Engine
 from dps_operator.build.nodes import SHARES, gpu_bytes
@@ -18,25 +18,21 @@ COPIED: Final = {field.name for field in fields(Launch)} & Engine.model_fields.k
 """The fields of `spec.engine` that a Launch has as well, and that are copied to it."""
 
 
-def _gpu_bytes(router: Router, pool: EffectivePool) -> int | None:
-    """Memory of one GPU; None if it is unknown, as with resources of the pool's own."""
-    if any(name.startswith("nvidia.com/") for name in pool.spec.resources.limits or {}):
-        return None
-    return gpu_bytes(router.spec.node_pool)
-
-
 def memory_warning(router: Router) -> str:
     """Why the models probably do not fit into the GPUs; empty if they do, or if this is not known.
 
     Raises SpecError if the GPUs do not exist.
     """
     pools = router.pools.values()
-    warnings = (pool.runtime.memory_warning(_launch(router, pool), pool.all_args) for pool in pools)
+    warnings = (pool.runtime.memory_warning(engine_launch(router, pool), pool.all_args) for pool in pools)
     return next(filter(None, warnings), "")
 
 
-def _launch(router: Router, pool: EffectivePool) -> Launch:
+def engine_launch(router: Router, pool: EffectivePool) -> Launch:
+    """The engine of a pool, without the one that may share its GPU. Raises SpecError if its GPUs do not exist."""
     spec, telemetry = router.spec, router.spec.telemetry
+    # The memory of a GPU is unknown with resources of the pool's own.
+    own_gpus = any(name.startswith("nvidia.com/") for name in pool.spec.resources.limits or {})
     return Launch(
         model=spec.model.name,
         model_path=model_path(spec.model.source, "model", MODELS),
@@ -47,21 +43,10 @@ def _launch(router: Router, pool: EffectivePool) -> Launch:
         speculation=launch_speculation(pool.speculation) if pool.speculation else None,
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
         prefix_cache=launch_settings(router),
-        gpu_bytes=_gpu_bytes(router, pool),
+        gpu_bytes=None if own_gpus else gpu_bytes(spec.node_pool),
         adapters=tuple(Adapter(adapter.name, adapter.path) for adapter in spec.model.adapters),
         **spec.engine.model_dump(include=COPIED),
     )
-
-
-def _placed_launch(router: Router, pool: EffectivePool) -> Launch:
-    """The engine of a pool, with the one that shares its GPU."""
-    launch = _launch(router, pool)
-    if router.spec.placement != "SharedGPU":
-        return launch
-    launch = replace(launch, shares_gpu_with=_launch(router, router.pools[other_pool(pool.name)]))
-    if router.spec.node_pool.sharing.strategy != "MPS" or launch.gpu_bytes is None:
-        return launch
-    return replace(launch, memory_limit=launch.gpu_bytes // SHARES)
 
 
 def _check_arguments(router: Router, pool: EffectivePool) -> None:
@@ -76,19 +61,8 @@ def _check_arguments(router: Router, pool: EffectivePool) -> None:
         try:
             speculation = launch_speculation(pool.speculation) if pool.speculation else None
             pool.runtime.check_arguments(arguments, speculation, prefix_cache=shares)
-        except EngineError as error:
+        except SpecError as error:
             raise SpecError(f"{field}.args: {error}") from error
-
-
-def host_cache_bytes(router: Router, pool: EffectivePool, line: list[str]) -> int:
-    """The host memory in which an engine with this command line keeps copies of KV, in bytes.
-
-    Raises SpecError if an argument is not a number.
-    """
-    try:
-        return pool.runtime.host_cache_bytes(_launch(router, pool), line)
-    except EngineError as error:
-        raise SpecError(str(error)) from error
 
 
 def engine_arguments(router: Router, name: PoolName) -> list[str]:
@@ -101,17 +75,18 @@ def engine_arguments(router: Router, name: PoolName) -> list[str]:
     engine, runtime = pool.engine, pool.runtime
     try:
         runtime.check_version(pool.version)
-    except EngineError as error:
+    except SpecError as error:
         field = f"spec.pools.{name}" if pool.own_engine else "spec.engine"
         raise SpecError(f"{field}: {error}") from error
     _check_arguments(router, pool)
     # The kubelet inserts the value of the variable, so that the pod template does not contain the key.
     by_argument = spec.engine.api_key_secret_ref is not None and runtime.api_key_variable is None
     api_key = ["--api-key", f"$({API_KEY_VARIABLE})"] if by_argument else []
-    try:
-        launch = _placed_launch(router, pool)
-        runtime.check_launch(launch, engine.image, engine.version, pool.all_args)
-        memory = runtime.memory_arguments(launch, pool.all_args)
-        return [*runtime.arguments(launch), *api_key, *memory, *pool.all_args]
-    except EngineError as error:
-        raise SpecError(str(error)) from error
+    launch = engine_launch(router, pool)
+    if spec.placement == "SharedGPU":
+        launch = replace(launch, shares_gpu_with=engine_launch(router, router.pools[other_pool(name)]))
+        if spec.node_pool.sharing.strategy == "MPS" and launch.gpu_bytes is not None:
+            launch = replace(launch, memory_limit=launch.gpu_bytes // SHARES)
+    runtime.check_launch(launch, engine.image, engine.version, pool.all_args)
+    memory = runtime.memory_arguments(launch, pool.all_args)
+    return [*runtime.arguments(launch), *api_key, *memory, *pool.all_args]

@@ -18,8 +18,6 @@ from dps_operator.objects import (
     selector,
 )
 
-NETWORKING = "networking.k8s.io/v1"
-
 
 def ingress(router: Router) -> list[Manifest]:
     """The Ingress; empty if the spec has none."""
@@ -34,7 +32,7 @@ def ingress(router: Router) -> list[Manifest]:
         ingressClassName=settings.class_name,
         tls=None if settings.tls_secret_name is None else tls,
     )
-    return [child_manifest(router, NETWORKING, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
+    return [child_manifest(router, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
 
 
 def http_route(router: Router) -> list[Manifest]:
@@ -55,21 +53,23 @@ def http_route(router: Router) -> list[Manifest]:
     )
     parents, hosts = list(map(to_wire, settings.parent_refs)), list(settings.hostnames)
     spec = given(parentRefs=parents, rules=[rule], hostnames=hosts or None)
-    return [child_manifest(router, "gateway.networking.k8s.io/v1", "HTTPRoute", "gateway", spec=spec)]
+    return [child_manifest(router, "HTTPRoute", "gateway", spec=spec)]
 
 
 def _tcp(port: int) -> list[Manifest]:
     return [{"protocol": "TCP", "port": port}]
 
 
+def _pods(router: Router, component: Component) -> Manifest:
+    """A component's pods as a peer of a rule."""
+    return {"podSelector": {"matchLabels": selector(router, component)}}
+
+
 def _policy(router: Router, component: Component, rules: list[Manifest], *, egress: bool = True) -> Manifest:
     """A policy that allows only the ingress `rules` for a component's pods. Without `egress`, it denies all egress."""
-    spec: Manifest = {
-        "podSelector": {"matchLabels": selector(router, component)},
-        "policyTypes": ["Ingress"] if egress else ["Ingress", "Egress"],
-        "ingress": rules,
-    }
-    return child_manifest(router, NETWORKING, "NetworkPolicy", component, spec=spec)
+    types = ["Ingress"] if egress else ["Ingress", "Egress"]
+    spec = _pods(router, component) | {"policyTypes": types, "ingress": rules}
+    return child_manifest(router, "NetworkPolicy", component, spec=spec)
 
 
 def network_policies(router: Router) -> list[Manifest]:
@@ -83,18 +83,16 @@ def network_policies(router: Router) -> list[Manifest]:
     settings = router.spec.network_policy
     if settings is None:
         return []
-    gateway: Manifest = {"podSelector": {"matchLabels": selector(router, "gateway")}}
+    gateway, engines = _pods(router, "gateway"), [_pods(router, pool) for pool in POOLS]
     clients: Manifest = {"ports": _tcp(PORT)} | ({"from": settings.clients} if settings.clients else {})
     readers = list(settings.monitoring)
     if router.spec.routing.calibration is not None:
-        readers.append({"podSelector": {"matchLabels": selector(router, "calibration")}})
+        readers.append(_pods(router, "calibration"))
     # A rule without `from` would allow everybody.
     admin = [{"from": readers, "ports": _tcp(ADMIN_PORT)}] if readers else []
     policies = [_policy(router, "gateway", [clients, *admin])]
     peers = [gateway, *settings.monitoring]
-    waiting = [{"podSelector": {"matchLabels": selector(router, WAITING)}}]
-    neighbour = waiting if waits(router, WAITING) else []
-    engines = [{"podSelector": {"matchLabels": selector(router, pool)}} for pool in POOLS]
+    neighbour = [_pods(router, WAITING)] if waits(router, WAITING) else []
     cache = router.shared_cache
     transfers = [{"from": engines}] if cache is not None and cache.mooncake is not None else []
     for name, pool in router.pools.items():
@@ -107,9 +105,8 @@ def network_policies(router: Router) -> list[Manifest]:
             rules.append({"from": settings.monitoring, "ports": _tcp(HTTP_PORT)})
         policies.append(_policy(router, "mooncake", rules, egress=False))
     if router.redis is not None:
-        policies.append(
-            _policy(router, "redis", [{"from": [gateway], "ports": _tcp(REDIS_PORT)}], egress=False)
-        )
+        rule = {"from": [gateway], "ports": _tcp(REDIS_PORT)}
+        policies.append(_policy(router, "redis", [rule], egress=False))
     return policies
 
 
@@ -135,22 +132,17 @@ def service_monitor(router: Router) -> list[Manifest]:
     components = ["metrics", *POOLS]
     if router.mooncake_master is not None:
         components.append("mooncake")
-    manifest = child_manifest(
-        router,
-        "monitoring.coreos.com/v1",
-        "ServiceMonitor",
-        "metrics",
-        spec={
-            "selector": {
-                "matchLabels": {ROUTER_LABEL: router.name},
-                "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": components}],
-            },
-            # Each Service has one of these ports: the gateway's metrics Service has admin, the others have http.
-            "endpoints": [
-                {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
-            ],
-            "targetLabels": [ROUTER_LABEL, COMPONENT_LABEL],
+    spec: Manifest = {
+        "selector": {
+            "matchLabels": {ROUTER_LABEL: router.name},
+            "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": components}],
         },
-    )
+        # Each Service has one of these ports: the gateway's metrics Service has admin, the others have http.
+        "endpoints": [
+            {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
+        ],
+        "targetLabels": [ROUTER_LABEL, COMPONENT_LABEL],
+    }
+    manifest = child_manifest(router, "ServiceMonitor", "metrics", spec=spec)
     manifest["metadata"]["labels"] |= monitor.labels
     return [manifest]

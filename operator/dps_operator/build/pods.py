@@ -23,6 +23,7 @@ from dps_operator.objects import (
     Manifest,
     child_manifest,
     credential_entry,
+    given,
     labels,
     selector,
 )
@@ -124,6 +125,15 @@ def probes(handler: Manifest, *, live: Manifest | None = None) -> Manifest:
     }
 
 
+def volume(container: str, name: str, folder: str, *, read_only: bool = False, **source: Any) -> Manifest:
+    """What to merge into a pod spec so that a container has a volume. source: the volume's other fields."""
+    mount = {"name": name, "mountPath": folder} | ({"readOnly": True} if read_only else {})
+    return {
+        "containers": [{"name": container, "volumeMounts": [mount]}],
+        "volumes": [{"name": name, **source}],
+    }
+
+
 def claim_spec(size: str, storage_class: str | None, mode: str = "ReadWriteMany") -> Manifest:
     """The spec of a PersistentVolumeClaim that the operator creates."""
     spec: Manifest = {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
@@ -140,7 +150,7 @@ def service(router: Router, component: Component, ports: Mapping[str, int], **sp
             for name, port in ports.items()
         ],
     }
-    return child_manifest(router, "v1", "Service", component, spec=body | spec)
+    return child_manifest(router, "Service", component, spec=body | spec)
 
 
 def pod_template(
@@ -255,21 +265,31 @@ def source_additions(source: ModelSource | None, role: Role, target: Target, ima
     if source.s3 is not None or source.gs is not None:
         return _download(bucket_of(source), role, target, image)
     if source.pvc is not None:
-        volume: Manifest = {"persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
+        content: Manifest = {"persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
     elif source.oci is not None:
-        policy = {"pullPolicy": source.oci.pull_policy} if source.oci.pull_policy else {}
-        volume = {"image": {"reference": source.oci.image, **policy}}
-    name = f"{role}-source"
-    mount = {"name": name, "mountPath": f"{MOUNTS}/{role}", "readOnly": True}
-    return {
-        "containers": [{"name": target.name, "volumeMounts": [mount]}],
-        "volumes": [{"name": name, **volume}],
-    }
+        content = {"image": given(reference=source.oci.image, pullPolicy=source.oci.pull_policy)}
+    return volume(target.name, f"{role}-source", f"{MOUNTS}/{role}", read_only=True, **content)
 
 
 def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: str) -> Manifest:
     scheme, _, path = bucket.uri.rstrip("/").partition("://")
-    env, volumes = _credentials(bucket, role)
+    env: list[Manifest] = []
+    volumes: list[Manifest] = []
+    # Without credentials from a Secret, rclone uses those of the pod's environment.
+    if isinstance(bucket, GSSource):
+        options = ["--gcs-env-auth"]
+        if (key := bucket.credentials_secret_ref) is not None:
+            file = f"{CREDENTIALS_DIR}/{role}/{CREDENTIALS_FILE}"
+            env = plain_env({"GOOGLE_APPLICATION_CREDENTIALS": file})
+            items = [{"key": key.key, "path": CREDENTIALS_FILE}]
+            secret = {"secretName": key.name, "items": items, "defaultMode": 0o444}
+            volumes = [{"name": f"{role}-source-key", "secret": secret}]
+    else:
+        options = [f"--s3-provider={'Other' if bucket.endpoint else 'AWS'}", "--s3-env-auth"]
+        options += [f"--s3-endpoint={bucket.endpoint}"] if bucket.endpoint else []
+        options += [f"--s3-region={bucket.region}"] if bucket.region else []
+        if (keys := bucket.credentials_secret_ref) is not None:
+            env = [secret_env(name, SecretKeyRef(name=keys.name, key=name)) for name in AWS_KEYS]
     mounts: list[Manifest] = [{"name": target.volume, "mountPath": target.folder}]
     mounts += [
         {"name": volume["name"], "mountPath": f"{CREDENTIALS_DIR}/{role}", "readOnly": True}
@@ -286,7 +306,7 @@ def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: st
         ],
         "args": [
             "--config=/dev/null",
-            *_options(bucket),
+            *options,
             *([f"--include={target.files}"] if target.files else []),
             *("--stats=30s", "--stats-one-line", "--stats-log-level=NOTICE"),
         ],
@@ -297,27 +317,3 @@ def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: st
         "volumeMounts": mounts,
     }
     return {"initContainers": [container], **({"volumes": volumes} if volumes else {})}
-
-
-def _options(bucket: S3Source | GSSource) -> list[str]:
-    """rclone's options for a bucket. Without credentials from a Secret, it uses those of the pod's environment."""
-    if isinstance(bucket, GSSource):
-        return ["--gcs-env-auth"]
-    options = [f"--s3-provider={'Other' if bucket.endpoint else 'AWS'}", "--s3-env-auth"]
-    options += [f"--s3-endpoint={bucket.endpoint}"] if bucket.endpoint else []
-    return options + ([f"--s3-region={bucket.region}"] if bucket.region else [])
-
-
-def _credentials(bucket: S3Source | GSSource, role: Role) -> tuple[list[Manifest], list[Manifest]]:
-    """The variables and the volumes with the credentials for a bucket."""
-    reference = bucket.credentials_secret_ref
-    if reference is None:
-        return [], []
-    if isinstance(bucket, S3Source):
-        return [secret_env(name, SecretKeyRef(name=reference.name, key=name)) for name in AWS_KEYS], []
-    wire = to_wire(reference)
-    secret = {"secretName": wire["name"], "items": [{"key": wire["key"], "path": CREDENTIALS_FILE}]}
-    file = f"{CREDENTIALS_DIR}/{role}/{CREDENTIALS_FILE}"
-    return plain_env({"GOOGLE_APPLICATION_CREDENTIALS": file}), [
-        {"name": f"{role}-source-key", "secret": {**secret, "defaultMode": 0o444}}
-    ]

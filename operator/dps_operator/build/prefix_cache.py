@@ -3,7 +3,7 @@
 from typing import Any
 
 from dps_engines.launch import MooncakeCache
-from dps_operator.api import MooncakeMaster, quantity_bytes
+from dps_operator.api import quantity_bytes
 from dps_operator.build.pods import (
     READ_ONLY,
     container_ports,
@@ -72,22 +72,11 @@ def _python_path(pool: EffectivePool) -> str:
     return f"{PLUGIN_DIR}:{values[-1].value or ''}".rstrip(":")
 
 
-def _plugin_container(settings: Settings) -> Manifest:
-    """Copies the plugin from the operator's image to a volume, so that it works with any engine image."""
-    return {
-        "name": "prefix-cache-plugin",
-        "image": settings.plugin_image,
-        "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
-        "resources": PLUGIN_RESOURCES,
-        "securityContext": READ_ONLY | {"runAsNonRoot": True, "runAsUser": USER},
-        "volumeMounts": [_PLUGIN_MOUNT],
-    }
-
-
 def pod_additions(router: Router, pool: EffectivePool, settings: Settings) -> Manifest:
     """What to merge into the pod spec of a pool's engines; empty if they need no plugin.
 
-    The plugin separates the tenants of /v1/messages even if the engines do not share a prefix cache. Raises SpecError
+    An init container copies the plugin from the operator's image to a volume, so that it works with any engine image.
+    It separates the tenants of /v1/messages even if the engines do not share a prefix cache. Raises SpecError
     if the spec's PYTHONPATH cannot be extended.
     """
     cache = router.shared_cache
@@ -105,8 +94,16 @@ def pod_additions(router: Router, pool: EffectivePool, settings: Settings) -> Ma
         if cache.mooncake.protocol == "RDMA":
             # RDMA pins memory.
             engine["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    plugin = {
+        "name": "prefix-cache-plugin",
+        "image": settings.plugin_image,
+        "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
+        "resources": PLUGIN_RESOURCES,
+        "securityContext": READ_ONLY | {"runAsNonRoot": True, "runAsUser": USER},
+        "volumeMounts": [_PLUGIN_MOUNT],
+    }
     return {
-        "initContainers": [_plugin_container(settings)],
+        "initContainers": [plugin],
         "containers": [engine],
         "volumes": [{"name": "prefix-cache-plugin", "emptyDir": {}}],
     }
@@ -115,23 +112,6 @@ def pod_additions(router: Router, pool: EffectivePool, settings: Settings) -> Ma
 HTTP_PORT = 9003
 PORTS = {"rpc": MASTER_PORT, "http": HTTP_PORT}
 MASTER_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
-COMMAND = ("mooncake_master",)
-ARGUMENTS = (f"--rpc_port={MASTER_PORT}", f"--metrics_port={HTTP_PORT}")
-
-
-def _master_container(router: Router, master: MooncakeMaster) -> Manifest:
-    return {
-        "name": "mooncake",
-        # SGLang's images contain Mooncake.
-        "image": master.image or router.pools["greedy"].image,
-        "command": list(COMMAND),
-        "args": list(ARGUMENTS),
-        # SGLang's images request all GPUs of a node from NVIDIA's container runtime.
-        "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
-        "ports": container_ports(**PORTS),
-        "resources": container_resources(MASTER_RESOURCES, master.resources),
-        **probes({"httpGet": {"path": "/health", "port": "http"}}),
-    }
 
 
 def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
@@ -142,7 +122,19 @@ def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
     master = router.mooncake_master
     if master is None:
         return []
-    pod = {"containers": [_master_container(router, master)], "terminationGracePeriodSeconds": 30}
+    container = {
+        "name": "mooncake",
+        # SGLang's images contain Mooncake.
+        "image": master.image or router.pools["greedy"].image,
+        "command": ["mooncake_master"],
+        "args": [f"--rpc_port={MASTER_PORT}", f"--metrics_port={HTTP_PORT}"],
+        # SGLang's images request all GPUs of a node from NVIDIA's container runtime.
+        "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
+        "ports": container_ports(**PORTS),
+        "resources": container_resources(MASTER_RESOURCES, master.resources),
+        **probes({"httpGet": {"path": "/health", "port": "http"}}),
+    }
+    pod = {"containers": [container], "terminationGracePeriodSeconds": 30}
     deployment = {
         "replicas": 1,
         "selector": {"matchLabels": selector(router, "mooncake")},
@@ -152,5 +144,5 @@ def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
     }
     return [
         service(router, "mooncake", PORTS),
-        child_manifest(router, "apps/v1", "Deployment", "mooncake", spec=deployment),
+        child_manifest(router, "Deployment", "mooncake", spec=deployment),
     ]

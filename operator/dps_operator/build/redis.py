@@ -1,6 +1,6 @@
 """The session store: a managed Redis, or the URL of an external one from a Secret."""
 
-from dps_operator.api import ManagedStore, quantity_bytes
+from dps_operator.api import quantity_bytes
 from dps_operator.build.pods import (
     claim_spec,
     container_ports,
@@ -45,18 +45,29 @@ def redis_url(namespace: str, router_name: str, password: str) -> str:
     return f"redis://:{password}@{router_name}-redis.{namespace}.svc:{REDIS_PORT}/0"
 
 
-def _max_memory(resources: Manifest, size: str) -> str:
-    """The value of `maxmemory`. size: that of the volume."""
-    memory = quantity_bytes(str(resources["limits"]["memory"])) * DATA_SHARE
-    volume = quantity_bytes(size) * VOLUME_SHARE
-    # For Redis, 0 would mean no limit.
-    return f"{max(int(min(memory, volume)) // 2**20, 1)}mb"
+def managed_redis(router: Router, settings: Settings, revision: str) -> list[Manifest]:
+    """One Redis server with its append-only file on a volume, and its Service; empty if the store is external.
 
-
-def _container(router: Router, store: ManagedStore, settings: Settings) -> Manifest:
+    revision: identifies the password; a change restarts the server. Raises SpecError if the DPSRouter's name is too
+    long.
+    """
+    store = router.redis
+    if store is None:
+        return []
+    name = child_name(router, "redis")
+    excess = len(name) - LONGEST_STATEFUL_SET_NAME
+    if excess > 0:
+        raise SpecError(
+            "spec.sessionStore: a managed Redis requires a DPSRouter whose name has at most "
+            f"{len(router.name) - excess} characters; use urlSecretRef, or choose another name"
+        )
     resources = container_resources(RESOURCES, store.resources)
+    memory = quantity_bytes(str(resources["limits"]["memory"])) * DATA_SHARE
+    volume = quantity_bytes(store.size) * VOLUME_SHARE
+    # For Redis, 0 would mean no limit.
+    megabytes = max(int(min(memory, volume)) // 2**20, 1)
     ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {REDIS_PORT} ping | grep -q PONG"]}}
-    return {
+    container = {
         "name": "redis",
         "image": store.image or settings.redis_image,
         "command": ["redis-server", f"{AUTH_DIR}/{AUTH_FILE}"],
@@ -67,7 +78,7 @@ def _container(router: Router, store: ManagedStore, settings: Settings) -> Manif
             *("--appendfsync", "everysec"),
             # Snapshots would be written to the same volume, although the append-only file contains the same data.
             *("--save", ""),
-            *("--maxmemory", _max_memory(resources, store.size)),
+            *("--maxmemory", f"{megabytes}mb"),
             # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
         ],
@@ -80,25 +91,10 @@ def _container(router: Router, store: ManagedStore, settings: Settings) -> Manif
             {"name": "auth", "mountPath": AUTH_DIR, "readOnly": True},
         ],
     }
-
-
-def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
-    """One Redis server with its append-only file on a volume.
-
-    revision: identifies the password; a change restarts the server. Raises SpecError if the DPSRouter's name is too
-    long.
-    """
-    name = child_name(router, "redis")
-    excess = len(name) - LONGEST_STATEFUL_SET_NAME
-    if excess > 0:
-        raise SpecError(
-            "spec.sessionStore: a managed Redis requires a DPSRouter whose name has at most "
-            f"{len(router.name) - excess} characters; use urlSecretRef, or choose another name"
-        )
     auth = credential(router, "redis", AUTH_FILE)
     items = [{"key": auth.key, "path": AUTH_FILE}]
     pod = {
-        "containers": [_container(router, store, settings)],
+        "containers": [container],
         "terminationGracePeriodSeconds": 60,
         "volumes": [
             {"name": "auth", "secret": {"secretName": auth.name, "items": items, "defaultMode": 0o440}}
@@ -107,36 +103,20 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
     template = pod_template(
         router, "redis", settings, pod, store.pod_template, {SECRET_REVISION: revision}, user=USER
     )
-    return child_manifest(
-        router,
-        "apps/v1",
-        "StatefulSet",
-        "redis",
-        spec={
-            "replicas": 1,
-            "serviceName": name,
-            # With OrderedReady, a pod that cannot start would not be replaced when its template is corrected.
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": selector(router, "redis")},
-            # Session records expire within hours, so the volume is deleted with the store.
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
-            "template": template,
-            "volumeClaimTemplates": [
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolumeClaim",
-                    "metadata": {"name": "data"},
-                    "spec": claim_spec(store.size, store.storage_class_name, "ReadWriteOnce"),
-                }
-            ],
-        },
-    )
-
-
-def redis_service(router: Router) -> Manifest:
-    """The Service of the managed Redis.
-
-    It has one endpoint, so nothing is gained by removing an unready one. Kubernetes marks all pods of a node as unready
-    whose lease has expired, for example after an outage of the API server, although Redis runs.
-    """
-    return service(router, "redis", {"redis": REDIS_PORT}, publishNotReadyAddresses=True)
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    data = claim_spec(store.size, store.storage_class_name, "ReadWriteOnce")
+    spec: Manifest = {
+        "replicas": 1,
+        "serviceName": name,
+        # With OrderedReady, a pod that cannot start would not be replaced when its template is corrected.
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": selector(router, "redis")},
+        # Session records expire within hours, so the volume is deleted with the store.
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+        "template": template,
+        "volumeClaimTemplates": [claim | {"metadata": {"name": "data"}, "spec": data}],
+    }
+    # It has one endpoint, so nothing is gained by removing an unready one. Kubernetes marks all pods of a node as
+    # unready whose lease has expired, for example after an outage of the API server, although Redis runs.
+    own_service = service(router, "redis", {"redis": REDIS_PORT}, publishNotReadyAddresses=True)
+    return [own_service, child_manifest(router, "StatefulSet", "redis", spec=spec)]

@@ -7,28 +7,21 @@ from dps_operator.objects import Component, Manifest, child_manifest, child_name
 def _autoscaler(
     router: Router, component: Component, bounds: tuple[int, int], metric: Manifest, scale_down_seconds: int
 ) -> Manifest:
-    return child_manifest(
-        router,
-        "autoscaling/v2",
-        "HorizontalPodAutoscaler",
-        component,
-        spec={
-            "scaleTargetRef": {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "name": child_name(router, component),
-            },
-            "minReplicas": bounds[0],
-            "maxReplicas": bounds[1],
-            "metrics": [metric],
-            "behavior": {"scaleDown": {"stabilizationWindowSeconds": scale_down_seconds}},
-        },
-    )
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": child_name(router, component)}
+    spec: Manifest = {
+        "scaleTargetRef": target,
+        "minReplicas": bounds[0],
+        "maxReplicas": bounds[1],
+        "metrics": [metric],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": scale_down_seconds}},
+    }
+    return child_manifest(router, "HorizontalPodAutoscaler", component, spec=spec)
 
 
 def autoscalers(router: Router) -> list[Manifest]:
     """One HorizontalPodAutoscaler for each component with autoscaling."""
     manifests: list[Manifest] = []
+    service = {"apiVersion": "v1", "kind": "Service", "name": child_name(router, "metrics")}
     for name, pool in router.pools.items():
         scaling = pool.spec.autoscaling
         if scaling is None or not pool.has_autoscaler:
@@ -38,11 +31,7 @@ def autoscalers(router: Router) -> list[Manifest]:
         metric = {
             "type": "Object",
             "object": {
-                "describedObject": {
-                    "apiVersion": "v1",
-                    "kind": "Service",
-                    "name": child_name(router, "metrics"),
-                },
+                "describedObject": service,
                 "metric": {"name": "dps_demand", "selector": {"matchLabels": {"pool": name}}},
                 "target": {"type": "AverageValue", "averageValue": str(scaling.target_in_flight_per_replica)},
             },
@@ -73,18 +62,14 @@ def disruption_budgets(router: Router) -> list[Manifest]:
     ]
     if router.gateway_replicas > 1 or gateway.autoscaling is not None:
         components.append("gateway")
+    # A pod that is not ready, such as one that crashes, must not block a drain.
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return [
         child_manifest(
             router,
-            "policy/v1",
             "PodDisruptionBudget",
             component,
-            spec={
-                "maxUnavailable": 1,
-                # A pod that is not ready, such as one that crashes, must not block a drain.
-                "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": selector(router, component)},
-            },
+            spec=spec | {"selector": {"matchLabels": selector(router, component)}},
         )
         for component in components
     ]

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from dps_operator.api import parse
-from dps_operator.effective import Observed, Router, resolved_router
-from dps_operator.objects import Owner
+from dps_operator.effective import Router, effective_router
+from dps_operator.observe import Observations
 from dps_operator.settings import Settings
 
 SETTINGS = Settings(
@@ -178,17 +177,16 @@ VLLM: dict[str, Any] = {
 }
 
 
-NOTHING_OBSERVED = Observed()
-
-
 def router(
     spec: dict[str, Any],
     name: str = "qwen",
     status: dict[str, Any] | None = None,
-    observed: Observed = NOTHING_OBSERVED,
+    observations: Observations | None = None,
 ) -> Router:
     """A DPSRouter with this spec, its recorded status, and what is observed of it."""
-    return resolved_router(Owner("serving", name, "uid-1"), 1, parse(spec), status or {}, observed)
+    metadata = {"namespace": "serving", "name": name, "uid": "uid-1"}
+    body = {"metadata": metadata, "spec": spec, "status": status or {}}
+    return effective_router(body, observations or Observations())
 
 
 def smallest(**pools: Any) -> Router:
