@@ -82,7 +82,7 @@ class MessagesEndpoints:
             converted = ChatRequest.model_validate(chat | fields | salt)
             if problem := problem_of_chat(converted):
                 raise _refused(problem)
-            return converted, await off_loop_if_long(http, prompts.encode_chat, converted)
+            return converted, await off_loop_if_long(http, prompts.encode_chat, converted.body)
         except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
             raise _refused(str(error)) from error
 

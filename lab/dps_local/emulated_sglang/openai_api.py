@@ -37,7 +37,7 @@ class OpenAIEndpoints:
         if problem := problem_of_chat(request):
             raise _refused(problem)
         try:
-            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, request)
+            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, request.body)
         except ValueError as error:
             raise _refused(str(error), "BadRequest") from error
         form = _ChatForm(request, self._engine)

@@ -172,7 +172,7 @@ class ResponsesEndpoints:
                 )
             if problem := problem_of_chat(chat):
                 raise _refused(problem)
-            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, chat)
+            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, chat.body)
             return requests_of(chat, [prompt])
         except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
             raise _refused(str(error)) from error
