@@ -21,7 +21,7 @@ import pytest_asyncio
 import yaml
 
 from dps_lab.replay.client import ReplayOptions
-from dps_lab.replay.run import ClosedLoop, replay
+from dps_lab.replay.run import replay
 from dps_lab.replay.source import load_asset
 from dps_lab.workload.assets import bfcl
 from dps_local.assets import cached, only_file, qwen_tokenizer, run_client
@@ -73,7 +73,7 @@ async def load(stack: LocalStack) -> AsyncIterator[None]:
 
     async def repeat() -> None:
         for number in REPLAYS:
-            await replay(sessions, replace(options, run=f"agent-{number}-"), ClosedLoop(4))
+            await replay(sessions, replace(options, run=f"agent-{number}-"), concurrency=4)
 
     task = asyncio.create_task(repeat())
     yield

@@ -20,7 +20,7 @@ from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import expected_by_session
 from dps_lab.replay.records import ReplayResult, TurnRecord
 from dps_lab.replay.report import Comparison, compare, summarize
-from dps_lab.replay.run import ClosedLoop, replay
+from dps_lab.replay.run import replay
 from dps_lab.replay.source import load_asset
 from dps_lab.simulate import compare as fleets
 from dps_lab.simulate.fleet import FleetSpec
@@ -140,7 +140,7 @@ async def _replay(
             run=f"pass-{number}-",
             extra_body={"ignore_eos": True},
         )
-        result = await replay(sessions, request, ClosedLoop(CONCURRENCY), on_turn=fault.turn_ended)
+        result = await replay(sessions, request, concurrency=CONCURRENCY, on_turn=fault.turn_ended)
         console.print(f"replay {number + 1}: {len(result.turns)} of {planned} turns")
         turns += [replace(record, started=record.started + started) for record in result.turns]
         if injected.done():
