@@ -29,7 +29,8 @@ class Form(ABC):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._written: dict[int, int] = {}
+        self.last: dict[int, Output] = {}
+        """The last output of each choice for which `part` has returned."""
 
     @abstractmethod
     def whole(self, finals: Sequence[Output]) -> Any:
@@ -60,10 +61,9 @@ class Form(ABC):
         return output.sequence.cached_tokens if self._engine.settings.enable_cache_report else 0
 
     def new_text(self, output: Output) -> str:
-        """The text of a choice since its last output that this method was called for."""
-        start = self._written.get(output.choice, 0)
-        self._written[output.choice] = len(output.text)
-        return output.text[start:]
+        """The text of a choice since its last output."""
+        last = self.last.get(output.choice)
+        return output.text[len(last.text) if last else 0 :]
 
 
 async def answer(
@@ -80,6 +80,7 @@ async def answer(
             async for output in run:
                 for event in form.part(output):
                     await events.send(event)
+                form.last[output.choice] = output
         rest = form.end()
     except (ValueError, QueueFullError) as error:
         rest = form.failed(str(error), _status_of(error))
