@@ -20,6 +20,7 @@ Result = TypeVar("Result")
 
 LONG_BODY_BYTES = 8192
 DISCONNECT_AFTER_CHUNKS = web.RequestKey("disconnect_after_chunks", int)
+"""The injected fault: how many events a stream sends before its connection is dropped."""
 
 ACCEPTANCE_HEADER = "x-emulate-acceptance"
 """The probability that a draft token of the answer is accepted if the previous ones were."""
@@ -93,38 +94,6 @@ async def off_loop_if_long(
     if (request.content_length or 0) > LONG_BODY_BYTES:
         return await asyncio.to_thread(work, argument)
     return work(argument)
-
-
-class EventStream:
-    """A server-sent event response, which the first event opens.
-
-    named: whether an event's type is also its name.
-    """
-
-    def __init__(self, request: web.Request, headers: Mapping[str, str], named: bool) -> None:
-        self._request = request
-        self._named = named
-        content_type = {"content-type": "text/event-stream; charset=utf-8"}
-        self._response = web.StreamResponse(headers=content_type | dict(headers))
-        self._cut_after: int | None = request.get(DISCONNECT_AFTER_CHUNKS)
-
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send one event. Drops the connection instead if the fault `disconnect_after_chunks` is due."""
-        if not self._response.prepared:
-            await self._response.prepare(self._request)
-        if self._cut_after == 0 and self._request.transport:
-            self._request.transport.abort()
-            raise ConnectionResetError("injected disconnect")
-        if self._cut_after is not None:
-            self._cut_after -= 1
-        name = f"event: {event['type']}\n".encode() if self._named else b""
-        await self._response.write(name + b"data: " + orjson.dumps(event) + b"\n\n")
-
-    async def close(self, ending: bytes) -> web.StreamResponse:
-        """End the stream."""
-        await self._response.write(ending)
-        await self._response.write_eof()
-        return self._response
 
 
 @web.middleware
