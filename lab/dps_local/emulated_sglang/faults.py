@@ -3,7 +3,6 @@
 import asyncio
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ConfigDict, Field
 
 from dps_local.emulated_sglang.http import (
@@ -64,22 +63,17 @@ class FaultInjection:
         """GET /emulate."""
         return json_response(self.faults.model_dump())
 
-    @property
-    def middleware(self) -> Middleware:
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Inject the faults. Must be the innermost middleware."""
-
-        @web.middleware
-        async def inject(request: web.Request, handler: Handler) -> web.StreamResponse:
-            faults = self.faults
-            if faults.hang and request.path in INFERENCE_PATHS | {GENERATION_PATH}:
-                await asyncio.Event().wait()
-            if request.path not in INFERENCE_PATHS:
-                return await handler(request)
-            if faults.fail_next:
-                faults.fail_next -= 1
-                return error_response("Injected fault.", "InternalServerError", faults.status)
-            if faults.disconnect_after_chunks is not None:
-                request[DISCONNECT_AFTER_CHUNKS] = faults.disconnect_after_chunks
+        faults = self.faults
+        if faults.hang and request.path in INFERENCE_PATHS | {GENERATION_PATH}:
+            await asyncio.Event().wait()
+        if request.path not in INFERENCE_PATHS:
             return await handler(request)
-
-        return inject
+        if faults.fail_next:
+            faults.fail_next -= 1
+            return error_response("Injected fault.", "InternalServerError", faults.status)
+        if faults.disconnect_after_chunks is not None:
+            request[DISCONNECT_AFTER_CHUNKS] = faults.disconnect_after_chunks
+        return await handler(request)
