@@ -19,14 +19,13 @@ from dps_lab.plots import Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import expected_by_session
 from dps_lab.replay.records import ReplayResult, TurnRecord
-from dps_lab.replay.report import Comparison, compare, summarize
+from dps_lab.replay.report import Comparison, compare, print_decisions
 from dps_lab.replay.run import replay
-from dps_lab.replay.source import load_asset
+from dps_lab.replay.source import load_source
 from dps_lab.simulate import compare as fleets
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.report import Report
 from dps_lab.simulate.workloads import load_workload
-from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import qwen_tokenizer
 from dps_local.emulated_sglang.prompt import Prompts
@@ -154,7 +153,7 @@ async def _replay(
 
 async def _demo(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
-    tokenizer, data = qwen_tokenizer(), bfcl()
+    tokenizer, (data, recorded) = qwen_tokenizer(), load_source("bfcl")
     _print_lines(
         console,
         [
@@ -166,11 +165,11 @@ async def _demo(arguments: argparse.Namespace) -> int:
     for speculation, results in simulated.items():
         console.print(*fleets.comparison_tables(results, f"{speculation} speculation"))
     prompts = Prompts.load(str(tokenizer.path))
-    sessions = choose(load_asset(data), arguments.sessions, prompts)
+    sessions = choose(recorded, arguments.sessions, prompts)
     _print_lines(
         console,
         [
-            f"2. Real time: {len(sessions)} sessions of {data.description}, {CONCURRENCY} at a time;",
+            f"2. Real time: {len(sessions)} sessions of {data}, {CONCURRENCY} at a time;",
             f"   two gateways with τ = {THRESHOLD_TOKENS}, Redis, two emulated engines; {tokenizer.description}",
         ],
     )
@@ -186,9 +185,8 @@ async def _demo(arguments: argparse.Namespace) -> int:
         _print_lines(console, [f"decisions of gateway 1, live: {stack.admin_urls[0]}/"])
         result, fault = await _replay(stack, sessions, console)
     draw_demo(simulated, result, fault.outage, arguments.plot)
-    summary = summarize(result)
-    summary.print_decisions(console)
-    success, lines = verdict(result.planned_turns, compare(result.turns, expected), summary.lost)
+    print_decisions(result, console)
+    success, lines = verdict(result.planned_turns, compare(result.turns, expected), result.lost)
     served = fault.answered_after_restart
     _print_lines(console, [*lines, f"turns served by the restarted gateway: {served}"])
     console.print(f"plot: {arguments.plot.resolve()}", markup=False, soft_wrap=True)

@@ -83,6 +83,11 @@ class ReplayResult:
     wall_seconds: float
     turns: Sequence[TurnRecord] = field(default_factory=tuple)
 
+    @property
+    def lost(self) -> int:
+        """Planned turns without a complete answer."""
+        return self.planned_turns - sum(record.error is None for record in self.turns)
+
     def by_session(self) -> dict[str, list[TurnRecord]]:
         """The turns of each session, in order."""
         sessions: dict[str, list[TurnRecord]] = {}

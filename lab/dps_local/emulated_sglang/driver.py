@@ -132,7 +132,7 @@ class Engine:
 
     async def _prefill(self, request: EngineRequest) -> None:
         """Prefill a prompt once before its samples, as SGLang does, so that each sample finds it cached."""
-        params = replace(request.params, n=1, max_new_tokens=0)
+        params = request.params.model_copy(update={"n": 1, "max_new_tokens": 0})
         async with aclosing(self.run([replace(request, params=params, rid=None)], stream=False)) as run:
             async for _ in run:
                 pass

@@ -12,24 +12,30 @@ import random
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field
 
 MEAN_ANSWER_TOKENS = 96.0
 """The mean length of an answer that no limit cuts short."""
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """The sampling parameters that matter for random words, with the names and defaults of SGLang's native API.
+OneIfNull = Annotated[float, BeforeValidator(lambda value: 1.0 if value is None else value)]
 
-    `max_new_tokens=None` means up to the context length. `temperature` and `top_p` are only validated.
-    """
+
+class SamplingFields(BaseModel):
+    """The sampling parameters of all APIs that matter for random words. Temperature and `top_p` are only validated."""
+
+    n: int = Field(default=1, ge=1)
+    temperature: OneIfNull = 1.0
+    top_p: OneIfNull = 1.0
+    ignore_eos: bool = False
+
+
+class SamplingParams(SamplingFields):
+    """Those of SGLang's native API. `max_new_tokens=None` means up to the context length."""
 
     max_new_tokens: int | None = 128
-    ignore_eos: bool = False
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
 
     def problem(self) -> str | None:
         """The error message of SGLang's sampling_params.py for invalid values, or None if they are valid."""

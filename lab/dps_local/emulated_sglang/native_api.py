@@ -10,6 +10,7 @@ from aiohttp import web
 
 from dps_local.emulated_sglang.answer import Event, Form, accepted_drafts, answer, cached_tokens_details
 from dps_local.emulated_sglang.driver import Engine, EngineRequest, Output
+from dps_local.emulated_sglang.generation import SamplingParams
 from dps_local.emulated_sglang.http import (
     RefusedError,
     error_response,
@@ -17,7 +18,7 @@ from dps_local.emulated_sglang.http import (
     off_loop_if_long,
     read_body,
 )
-from dps_local.emulated_sglang.protocol import GenerateRequest, GenerateSampling
+from dps_local.emulated_sglang.protocol import GenerateRequest
 
 
 async def generate(engine: Engine, http: web.Request) -> web.StreamResponse:
@@ -37,11 +38,10 @@ def _requests(engine: Engine, request: GenerateRequest) -> tuple[list[EngineRequ
     inputs = request.input_ids if request.text is None else request.text
     assert inputs is not None
     prompts, batched = engine.prompts.encode_inputs(inputs)
-    requested = request.sampling_params or GenerateSampling()
-    sampling = requested if isinstance(requested, list) else [requested] * len(prompts)
-    if len(sampling) != len(prompts):
+    requested = request.sampling_params or SamplingParams()
+    params = requested if isinstance(requested, list) else [requested] * len(prompts)
+    if len(params) != len(prompts):
         raise ValueError("The length of sampling_params should be equal to the batch size.")
-    params = [each.sampling() for each in sampling]
     batched = batched or any(each.n > 1 for each in params)
     rids: list[str | None] = [request.rid] if isinstance(request.rid, str) else [*(request.rid or [])]
     rids = rids if len(rids) == len(prompts) else [None] * len(prompts)

@@ -5,9 +5,9 @@ Unknown fields are ignored, as in SGLang.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, field_validator, model_validator
 
-from dps_local.emulated_sglang.generation import SamplingParams
+from dps_local.emulated_sglang.generation import SamplingFields, SamplingParams
 from dps_local.emulated_sglang.radix import Namespace
 
 
@@ -131,22 +131,6 @@ def _spread(field: str, value: list[str] | str | None, prompts: int, batch: bool
     return [item or None for item in value]
 
 
-class SamplingFields(BaseModel):
-    """The sampling parameters that all APIs of SGLang have."""
-
-    n: int = Field(default=1, ge=1)
-    temperature: float | None = None
-    top_p: float | None = None
-    ignore_eos: bool = False
-
-    def params(self, longest: int | None) -> SamplingParams:
-        """The engine's sampling parameters, with a limit of the answer's length in tokens."""
-        temperature = 1.0 if self.temperature is None else self.temperature
-        return SamplingParams(
-            longest, self.ignore_eos, self.n, temperature, 1.0 if self.top_p is None else self.top_p
-        )
-
-
 class OpenAIRequest(CacheFields, SamplingFields):
     """The fields that both OpenAI endpoints have."""
 
@@ -168,9 +152,15 @@ class OpenAIRequest(CacheFields, SamplingFields):
         """Whether every content chunk includes usage."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def longest(self) -> int | None:
+        """The limit of the answer's length in tokens."""
+        return self.max_tokens
+
     def sampling(self) -> SamplingParams:
         """The engine's sampling parameters."""
-        return self.params(self.max_tokens)
+        fields = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        return SamplingParams(max_new_tokens=self.longest, **fields)
 
 
 class CompletionRequest(OpenAIRequest):
@@ -196,19 +186,9 @@ class ChatRequest(OpenAIRequest):
     def _keep_body(cls, values: Any) -> Any:
         return {**values, "body": values} if isinstance(values, dict) else values
 
-    def sampling(self) -> SamplingParams:
-        """The engine's sampling parameters."""
-        return self.params(self.max_completion_tokens or self.max_tokens)
-
-
-class GenerateSampling(SamplingFields):
-    """`sampling_params` of /generate."""
-
-    max_new_tokens: int | None = 128
-
-    def sampling(self) -> SamplingParams:
-        """The engine's sampling parameters."""
-        return self.params(self.max_new_tokens)
+    @property
+    def longest(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
 
 class GenerateRequest(CacheFields):
@@ -216,6 +196,6 @@ class GenerateRequest(CacheFields):
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: GenerateSampling | list[GenerateSampling] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
     stream: bool = False
     rid: str | list[str] | None = None
