@@ -71,31 +71,25 @@ class Plan:
         return self.text[: self.text_ends[tokens - 1]] if tokens else ""
 
 
-@dataclass(frozen=True)
-class AnswerPlanner:
-    """Plans answers. Without a limit, their length in tokens is geometric with mean MEAN_ANSWER_TOKENS."""
+def plan_answer(
+    vocabulary: Vocabulary, seed: int, prompt: Sequence[int], params: SamplingParams, room: int, choice: int
+) -> Plan:
+    """The answer to `prompt`, of at most `room` tokens. Without a limit, its length is geometric.
 
-    vocabulary: Vocabulary
-    seed: int
-
-    def plan(self, prompt: Sequence[int], params: SamplingParams, room: int, choice: int) -> Plan:
-        """The answer to `prompt`, of at most `room` tokens. `choice` is its index among `n` parallel answers."""
-        limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
-        rng = random.Random(self._digest(prompt, choice))
-        natural = 1 + int(rng.expovariate(1 / MEAN_ANSWER_TOKENS))
-        ends = not params.ignore_eos and natural < limit
-        words = rng.choices(self.vocabulary.token_ids, k=natural - 1 if ends else limit)
-        text, text_ends = "", []
-        for token in words:
-            text += self.vocabulary.pieces[token]
-            text_ends.append(len(text))
-        if not ends:
-            finish: dict[str, Any] = {"type": "length", "length": limit}
-            return Plan(tuple(words), text, tuple(text_ends), finish)
-        eos = self.vocabulary.eos_token_id
-        return Plan((*words, eos), text, (*text_ends, len(text)), {"type": "stop", "matched": eos})
-
-    def _digest(self, prompt: Sequence[int], choice: int) -> int:
-        digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8)
-        digest.update(repr((self.seed, choice)).encode())
-        return int.from_bytes(digest.digest(), "big")
+    choice: its index among `n` parallel answers.
+    """
+    limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
+    digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8)
+    digest.update(repr((seed, choice)).encode())
+    rng = random.Random(int.from_bytes(digest.digest(), "big"))
+    natural = 1 + int(rng.expovariate(1 / MEAN_ANSWER_TOKENS))
+    ends = not params.ignore_eos and natural < limit
+    words = rng.choices(vocabulary.token_ids, k=natural - 1 if ends else limit)
+    text, text_ends = "", []
+    for token in words:
+        text += vocabulary.pieces[token]
+        text_ends.append(len(text))
+    if not ends:
+        return Plan(tuple(words), text, tuple(text_ends), {"type": "length", "length": limit})
+    eos = vocabulary.eos_token_id
+    return Plan((*words, eos), text, (*text_ends, len(text)), {"type": "stop", "matched": eos})

@@ -29,26 +29,6 @@ OPEN_PREFIXES = ("/health", "/ready", "/metrics")
 """Prefixes of the paths that require no API key, as in SGLang's utils/auth.py."""
 
 
-class BadBodyError(Exception):
-    """The request body is invalid; answered with status 400.
-
-    `problems` are FastAPI's descriptions of the errors, with their location (`loc`) and message (`msg`).
-    """
-
-    def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
-        count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
-        super().__init__(f"{count}:\n" + "\n".join(f"  {problem}" for problem in problems))
-        self.problems = problems
-
-
-class RefusedError(Exception):
-    """The request is answered with an error response, in the format of its API."""
-
-    def __init__(self, message: str, response: web.Response) -> None:
-        super().__init__(message)
-        self.response = response
-
-
 def json_response(content: Any, status: int = 200) -> web.Response:
     """A JSON response."""
     return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
@@ -62,6 +42,27 @@ def error_object(message: str, kind: str, status: int) -> dict[str, Any]:
 def error_response(message: str, kind: str = "BadRequestError", status: int = 400) -> web.Response:
     """An answer with SGLang's ErrorResponse object."""
     return json_response(error_object(message, kind, status), status)
+
+
+class RefusedError(Exception):
+    """The request is answered with an error response, in the format of its API."""
+
+    def __init__(self, message: str, response: web.Response) -> None:
+        super().__init__(message)
+        self.response = response
+
+
+class BadBodyError(RefusedError):
+    """The request body is invalid.
+
+    `problems` are FastAPI's descriptions of the errors, with their location (`loc`) and message (`msg`).
+    """
+
+    def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
+        message = f"{count}:\n" + "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(message, error_response(message, "Bad Request"))
+        self.problems = problems
 
 
 async def read_body(request: web.Request, model: type[Model]) -> Model:
@@ -101,8 +102,6 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn exceptions into the responses of SGLang's FastAPI application."""
     try:
         return await handler(request)
-    except BadBodyError as error:
-        return error_response(str(error), "Bad Request")
     except RefusedError as refused:
         return refused.response
     except web.HTTPException as error:

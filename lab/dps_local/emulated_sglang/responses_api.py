@@ -95,7 +95,10 @@ class ResponsesEndpoints:
 
     async def create(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
-        request = await _read(http)
+        try:
+            request = await read_body(http, ResponsesRequest)
+        except BadBodyError as error:
+            raise _refused(str(error), kind="Bad Request") from error
         requests = await self._requests(http, request)
         form = _Form(request, self._engine, self._store)
         if not request.background or request.stream:
@@ -247,14 +250,6 @@ class _Form(Form):
         }
         self._store(self._request, response)
         return response
-
-
-async def _read(http: web.Request) -> ResponsesRequest:
-    """The request. Raises RefusedError if it is invalid."""
-    try:
-        return await read_body(http, ResponsesRequest)
-    except BadBodyError as error:
-        raise _refused(str(error), kind="Bad Request") from error
 
 
 def _refused(

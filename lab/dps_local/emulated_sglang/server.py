@@ -51,7 +51,7 @@ def create_app(
 
     app.cleanup_ctx.append(running)
     responses = ResponsesEndpoints(engine)
-    info = InfoEndpoints(engine, faults)
+    info = InfoEndpoints(engine)
     app.add_routes(
         [
             web.post("/v1/chat/completions", partial(chat, engine)),
@@ -74,7 +74,6 @@ def create_app(
             web.post("/flush_cache", info.flush_cache),
             web.post("/abort_request", info.abort),
             web.get("/metrics", info.metrics),
-            web.get("/emulate", faults.get),
             web.post("/emulate", faults.set),
         ]
     )
