@@ -84,7 +84,6 @@ class _Form(Form):
     def __init__(self, model: str, engine: Engine) -> None:
         super().__init__(engine)
         self._model = model
-        self._started = False
 
     def whole(self, finals: Sequence[Output]) -> Event:
         (output,) = finals
@@ -97,7 +96,7 @@ class _Form(Form):
 
     def part(self, output: Output) -> Iterable[Event]:
         text = self.new_text(output)
-        if text and not self._started:
+        if text and text == output.text:
             yield self._start(self._prompt_usage(output))
             yield {
                 "type": "content_block_start",
@@ -109,7 +108,7 @@ class _Form(Form):
 
     def end(self) -> Iterable[Event]:
         output = self.last[0]
-        if self._started:
+        if output.text:
             yield {"type": "content_block_stop", "index": 0}
         else:
             yield self._start(self._prompt_usage(output))
@@ -128,7 +127,6 @@ class _Form(Form):
         return RefusedError(message, json_response(_error("Internal server error", OVERLOADED), status))
 
     def _start(self, usage: dict[str, int]) -> Event:
-        self._started = True
         message = {**_message(self._model), "content": [], "usage": usage | {"output_tokens": 0}}
         return {"type": "message_start", "message": message}
 
