@@ -44,12 +44,14 @@ async def completions(engine: Engine, http: web.Request) -> web.StreamResponse:
     prompts, batched = await off_loop_if_long(http, engine.prompts.encode_inputs, request.prompt)
     if not all(prompts) or not prompts:
         raise _refused("Prompt cannot be empty")
-    texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    echoes = [
-        text if isinstance(text, str) else engine.prompts.decode(list(prompt))
-        for text, prompt in zip(texts, prompts, strict=False)
-    ]
-    form = _CompletionForm(request, engine, echoes if request.echo else [""] * len(prompts))
+    echoes = [""] * len(prompts)
+    if request.echo:
+        texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        echoes = [
+            text if isinstance(text, str) else engine.prompts.decode(list(prompt))
+            for text, prompt in zip(texts, prompts, strict=False)
+        ]
+    form = _CompletionForm(request, engine, echoes)
     requests = requests_of(request, prompts, batched=batched)
     return await answer(http, engine, requests, request.stream, form)
 
