@@ -78,6 +78,8 @@ class Prompts:
             chat = chat_input(dict(body), self._content_format)
         except orjson.JSONDecodeError as error:
             raise ValueError("Assistant tool call function.arguments must be valid JSON.") from error
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"invalid chat: {error!r}") from error
         for message in chat.messages:
             for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
                 if not isinstance(call["function"]["arguments"], dict | None):
