@@ -21,9 +21,8 @@ import pytest_asyncio
 import yaml
 
 from dps_lab.replay.client import ReplayOptions
-from dps_lab.replay.run import ClosedLoop, replay
-from dps_lab.replay.source import load_asset
-from dps_lab.workload.assets import bfcl
+from dps_lab.replay.run import replay
+from dps_lab.replay.source import load_source
 from dps_local.assets import cached, only_file, qwen_tokenizer, run_client
 from dps_local.processes import get_if_ok
 from dps_local.stack import LocalStack, StackOptions
@@ -67,13 +66,13 @@ async def load(stack: LocalStack) -> AsyncIterator[None]:
         session.model_copy(
             update={"turns": [turn.model_copy(update={"max_tokens": 40}) for turn in session.turns]}
         )
-        for session in load_asset(bfcl())[:60]
+        for session in load_source("bfcl")[1][:60]
     ]
     options = ReplayOptions(urls=stack.urls, model=stack.options.model, extra_body={"ignore_eos": True})
 
     async def repeat() -> None:
         for number in REPLAYS:
-            await replay(sessions, replace(options, run=f"agent-{number}-"), ClosedLoop(4))
+            await replay(sessions, replace(options, run=f"agent-{number}-"), concurrency=4)
 
     task = asyncio.create_task(repeat())
     yield

@@ -18,8 +18,7 @@ from dps_engines.pools import PoolName
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.oracle import delta_prefill_pool
 from dps_lab.replay.records import TurnRecord
-from dps_lab.replay.source import load_asset
-from dps_lab.workload.assets import bfcl
+from dps_lab.replay.source import load_source
 from dps_lab.workload.sessions import Message, Session
 from dps_local.stack import MODEL, LocalStack, StackOptions
 from dps_testkit.http import metric
@@ -59,7 +58,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def sessions() -> list[Session]:
-    return list(islice(load_asset(bfcl()), 0, SESSIONS * STRIDE, STRIDE))
+    return list(islice(load_source("bfcl")[1], 0, SESSIONS * STRIDE, STRIDE))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -6,8 +6,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +20,13 @@ from dps_lab.plots import Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import expected_by_session
 from dps_lab.replay.records import ReplayResult, TurnRecord
-from dps_lab.replay.report import Comparison, compare, summarize
-from dps_lab.replay.run import ClosedLoop, replay
-from dps_lab.replay.source import load_asset
+from dps_lab.replay.report import Comparison, compare, print_decisions
+from dps_lab.replay.run import replay
+from dps_lab.replay.source import load_source
 from dps_lab.simulate import compare as fleets
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.report import Report
 from dps_lab.simulate.workloads import load_workload
-from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import qwen_tokenizer
 from dps_local.emulated_sglang.prompt import Prompts
@@ -140,7 +140,7 @@ async def _replay(
             run=f"pass-{number}-",
             extra_body={"ignore_eos": True},
         )
-        result = await replay(sessions, request, ClosedLoop(CONCURRENCY), on_turn=fault.turn_ended)
+        result = await replay(sessions, request, concurrency=CONCURRENCY, on_turn=fault.turn_ended)
         console.print(f"replay {number + 1}: {len(result.turns)} of {planned} turns")
         turns += [replace(record, started=record.started + started) for record in result.turns]
         if injected.done():
@@ -154,25 +154,20 @@ async def _replay(
 
 async def _demo(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
-    tokenizer, data = qwen_tokenizer(), bfcl()
-    _print_lines(
-        console,
-        [
-            f"1. Simulation: {SIMULATED_SESSIONS} sessions with the lengths of BFCL multi-turn, on two engines",
-            "   (Qwen2.5-7B-Instruct on an A100 80 GB each, draft model Qwen2.5-1.5B-Instruct, common prefix cache)",
-        ],
+    say = partial(console.print, sep="\n", markup=False, soft_wrap=True)
+    tokenizer, (data, recorded) = qwen_tokenizer(), load_source("bfcl")
+    say(
+        f"1. Simulation: {SIMULATED_SESSIONS} sessions with the lengths of BFCL multi-turn, on two engines",
+        "   (Qwen2.5-7B-Instruct on an A100 80 GB each, draft model Qwen2.5-1.5B-Instruct, common prefix cache)",
     )
     simulated = simulated_fleets()
     for speculation, results in simulated.items():
         console.print(*fleets.comparison_tables(results, f"{speculation} speculation"))
     prompts = Prompts.load(str(tokenizer.path))
-    sessions = choose(load_asset(data), arguments.sessions, prompts)
-    _print_lines(
-        console,
-        [
-            f"2. Real time: {len(sessions)} sessions of {data.description}, {CONCURRENCY} at a time;",
-            f"   two gateways with τ = {THRESHOLD_TOKENS}, Redis, two emulated engines; {tokenizer.description}",
-        ],
+    sessions = choose(recorded, arguments.sessions, prompts)
+    say(
+        f"2. Real time: {len(sessions)} sessions of {data}, {CONCURRENCY} at a time;",
+        f"   two gateways with τ = {THRESHOLD_TOKENS}, Redis, two emulated engines; {tokenizer.description}",
     )
     expected = expected_by_session(sessions, prompts, THRESHOLD_TOKENS)
     options = StackOptions(
@@ -183,21 +178,14 @@ async def _demo(arguments: argparse.Namespace) -> int:
         prefix_cache="common",
     )
     async with LocalStack(options) as stack:
-        _print_lines(console, [f"decisions of gateway 1, live: {stack.admin_urls[0]}/"])
+        say(f"decisions of gateway 1, live: {stack.admin_urls[0]}/")
         result, fault = await _replay(stack, sessions, console)
     draw_demo(simulated, result, fault.outage, arguments.plot)
-    summary = summarize(result)
-    summary.print_decisions(console)
-    success, lines = verdict(result.planned_turns, compare(result.turns, expected), summary.lost)
+    print_decisions(result, console)
+    success, lines = verdict(result.planned_turns, compare(result.turns, expected), result.lost)
     served = fault.answered_after_restart
-    _print_lines(console, [*lines, f"turns served by the restarted gateway: {served}"])
-    console.print(f"plot: {arguments.plot.resolve()}", markup=False, soft_wrap=True)
+    say(*lines, f"turns served by the restarted gateway: {served}", f"plot: {arguments.plot.resolve()}")
     return 0 if success and served >= TURNS_AFTER_RESTART else 1
-
-
-def _print_lines(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -104,7 +104,8 @@ class LocalStack:
             version = SGLANG.version(None, options.sglang.version if options.sglang is not None else None)
             self._cache = MooncakeCache(f"127.0.0.1:{master}", SEGMENT_BYTES, owner="dps up", version=version)
         try:
-            commands = {pool: self._engine_command(pool, port) for pool, port in engines.items()}
+            self.engines = {pool: self._engine(pool, port) for pool, port in engines.items()}
+            """The engine processes; empty with `StackOptions.engine_urls`."""
         except EngineError:
             self.folder.rmdir()
             raise
@@ -122,8 +123,6 @@ class LocalStack:
             url = f"http://127.0.0.1:{master_http}/health"
             self.mooncake = self._child("mooncake", command, lambda: is_ok(url))
             install(self._plugin)
-        self.engines = {pool: self._engine(pool, command) for pool, command in commands.items()}
-        """The engine processes; empty with `StackOptions.engine_urls`."""
         self.gateways = [
             self._gateway(index, *ports) for index, ports in enumerate(zip(listen, admin, strict=True))
         ]
@@ -180,24 +179,23 @@ class LocalStack:
     ) -> Child:
         return Child(name, command, self.folder / f"{name}.log", ready, environment)
 
-    def _engine(self, name: PoolName, start: EngineCommand) -> Child:
-        url = f"{self.engine_urls[name]}/health"
-        return self._child(f"{name}-engine", start.command, lambda: is_ok(url), start.environment)
-
-    def _engine_command(self, pool: PoolName, port: int) -> EngineCommand:
+    def _engine(self, pool: PoolName, port: int) -> Child:
         options = self.options
         if options.sglang is None:
-            return EngineCommand(self._emulated(pool, port), {})
-        return sglang_command(
-            options.sglang,
-            pool,
-            self.placements[pool],
-            port=port,
-            served_name=options.model,
-            otlp_endpoint=options.otlp_endpoint,
-            prefix_cache=self._cache,
-            plugin=self._plugin,
-        )
+            start = EngineCommand(self._emulated(pool, port), {})
+        else:
+            start = sglang_command(
+                options.sglang,
+                pool,
+                self.placements[pool],
+                port=port,
+                served_name=options.model,
+                otlp_endpoint=options.otlp_endpoint,
+                prefix_cache=self._cache,
+                plugin=self._plugin,
+            )
+        url = f"http://127.0.0.1:{port}/health"
+        return self._child(f"{pool}-engine", start.command, lambda: is_ok(url), start.environment)
 
     def _emulated(self, pool: PoolName, port: int) -> list[str]:
         options = self.options
@@ -222,15 +220,11 @@ class LocalStack:
         admin_url = f"http://127.0.0.1:{admin_port}"
         return self._child(name, command, lambda: _both_pools_are_ready(admin_url))
 
-    def _revision(self) -> dict[str, str]:
-        """The revision of the model's own tokenizer; empty for the default."""
-        sglang = self.options.sglang
-        if sglang is None or sglang.revision is None or sglang.tokenizer is not None:
-            return {}
-        return {"revision": sglang.revision}
-
     def _configuration(self, port: int, admin_port: int) -> dict[str, dict[str, Any]]:
         options = self.options
+        sglang = options.sglang
+        # The revision of the model's own tokenizer.
+        revision = sglang.revision if sglang is not None and sglang.tokenizer is None else None
         return gateway_config(
             port=port,
             admin_port=admin_port,
@@ -249,7 +243,7 @@ class LocalStack:
                 },
                 "timeouts": {"drainDelaySeconds": 0},
                 "telemetry": {"otlpEndpoint": options.otlp_endpoint},
-                "model": self._revision(),
+                "model": {} if revision is None else {"revision": revision},
             },
         )
 

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from dps_lab.replay.cli import main
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.records import TurnRecord, Usage, Verdict
-from dps_lab.replay.run import ClosedLoop, OpenLoop, replay
+from dps_lab.replay.run import replay
 from dps_lab.workload.sessions import Session, Turn
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -108,7 +108,7 @@ def session(name: str = "s", turns: int = 1) -> Session:
 
 
 async def send(options: ReplayOptions, *sessions: Session) -> Sequence[TurnRecord]:
-    result = await replay(sessions, replace(options, first_wait=0.0), ClosedLoop(1))
+    result = await replay(sessions, replace(options, first_wait=0.0), concurrency=1)
     return result.turns
 
 
@@ -239,7 +239,7 @@ async def refusing(request: web.Request) -> web.StreamResponse:
 @pytest.mark.parametrize(("handler", "attempts"), [(refusing, 1), (busy, 4)])
 async def test_session_ends_at_a_lost_turn(serve: Serve, handler: Handler, attempts: int) -> None:
     url = await serve(Script(answering, handler))
-    result = await replay([session(turns=3)], options(url, attempts=4), ClosedLoop(1))
+    result = await replay([session(turns=3)], options(url, attempts=4), concurrency=1)
     assert [(record.turn, record.attempts, record.error is None) for record in result.turns] == [
         (1, 1, True),
         (2, attempts, False),
@@ -247,14 +247,12 @@ async def test_session_ends_at_a_lost_turn(serve: Serve, handler: Handler, attem
     assert result.planned_turns == 3
 
 
-@pytest.mark.parametrize("pace", [ClosedLoop(2), ClosedLoop(50), OpenLoop(rate=1e6)])
-async def test_every_turn_of_every_session_is_sent_in_order(
-    serve: Serve, pace: ClosedLoop | OpenLoop
-) -> None:
+@pytest.mark.parametrize("pace", [{"concurrency": 2}, {"concurrency": 50}, {"rate": 1e6}])
+async def test_every_turn_of_every_session_is_sent_in_order(serve: Serve, pace: dict[str, Any]) -> None:
     url = await serve(Script(answering))
     heard: list[TurnRecord] = []
     sessions = [session(f"s{number}", turns=3) for number in range(7)]
-    result = await replay(sessions, options(url), pace, on_turn=heard.append)
+    result = await replay(sessions, options(url), **pace, on_turn=heard.append)
     assert heard == result.turns
     assert {name: [record.turn for record in turns] for name, turns in result.by_session().items()} == {
         item.id: [1, 2, 3] for item in sessions
@@ -274,7 +272,7 @@ async def test_closed_loop_does_not_exceed_its_concurrency(serve: Serve) -> None
         return response
 
     url = await serve(Script(count))
-    await replay([session(f"s{number}", turns=2) for number in range(9)], options(url), ClosedLoop(3))
+    await replay([session(f"s{number}", turns=2) for number in range(9)], options(url), concurrency=3)
     assert 1 <= most <= 3
 
 

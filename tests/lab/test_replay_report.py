@@ -1,13 +1,16 @@
 """Statistics of a replay, and its comparison with the oracle."""
 
+import io
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from dps_lab.replay.oracle import Decision
 from dps_lab.replay.records import ReplayResult, Usage, Verdict
-from dps_lab.replay.report import Comparison, Summary, compare, summarize
+from dps_lab.replay.report import Comparison, compare, print_summary
 from tests.lab.turns import answered
 
 SPECULATIVE = Verdict("speculative", "within_threshold", 20, 120, 2, "grown", "redis")
@@ -17,20 +20,30 @@ def test_summary_has_routes_lengths_latency_and_losses() -> None:
     failed: dict[str, Any] = {"status": None, "ttft": None, "usage": Usage(), "error": "gone"}
     lost = answered("b", 2, Verdict(), latency=9.0, attempts=12, **failed)
     turns = [answered("a", 1), replace(answered("a", 2, SPECULATIVE), attempts=3), answered("b", 1), lost]
-    assert summarize(ReplayResult(5, 10.0, turns)) == Summary(
-        sessions=2,
-        turns=5,
-        lost=2,  # the one without an answer, and its successor, which was not sent
-        retries=13,
-        wall_seconds=10.0,
-        routes={("greedy", "over_threshold"): 2, ("speculative", "within_threshold"): 1},
-        delta_tokens=[20, 100, 100],
-        prompt_tokens=[100, 100, 120],
-        session_seconds=[2.0],
-        first_token_seconds=[0.5, 0.5, 0.5],
-        tokens_per_second=3.0,
-        cached_share=0.25,
-    )
+    printed = io.StringIO()
+    print_summary(ReplayResult(5, 10.0, turns), Console(file=printed, width=100))
+    rows = [
+        re.split(r"\s{2,}", line.strip()) for line in printed.getvalue().splitlines() if line.startswith("  ")
+    ]
+    assert [row for row in rows if len(row) > 1] == [
+        ["pool", "reason", "turns", "share"],
+        ["speculative", "within_threshold", "1", "33.3%"],
+        ["greedy", "over_threshold", "2", "66.7%"],
+        ["min", "p25", "median", "p75", "p95", "max"],
+        ["ΔL", "20", "60", "100", "100", "100", "100"],
+        ["L", "100", "100", "100", "110", "118", "120"],
+        ["sessions", "2"],
+        ["turns", "5"],
+        ["session latency, median", "2.000 s"],
+        ["session latency, p95", "2.000 s"],
+        ["time to first token, median", "0.500 s"],
+        ["time to first token, p95", "0.500 s"],
+        ["prompt tokens cached", "25.0%"],
+        ["generated tokens per second", "3.0"],
+        ["duration of the run", "10.0 s"],
+        ["client retries", "13"],
+        ["turns lost", "2"],  # the one without an answer, and its successor, which was not sent
+    ]
 
 
 TRUTH = {"a": [Decision("greedy", 100, 100, 1), Decision("speculative", 20, 120, 2)]}

@@ -12,9 +12,9 @@ import pytest
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
+from dps_lab.simulate.compare import regret
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.hardware import HARDWARE
-from dps_lab.simulate.regret import regret
 from dps_lab.simulate.roofline import speculation
 from dps_lab.simulate.run import Load, Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES, AlwaysGreedy, AlwaysSpeculative, DeltaPrefill, policy_named
+from dps_lab.simulate.compare import regret
 from dps_lab.simulate.fleet import FleetError, FleetSpec, parse_fleet
-from dps_lab.simulate.regret import regret
 from dps_lab.simulate.report import session_seconds, summarize
 from dps_lab.simulate.run import Load, Scenario, TraceTooLong, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace, TurnLengths

@@ -18,7 +18,7 @@ from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import expected_by_session
 from dps_lab.replay.records import TurnRecord
 from dps_lab.replay.report import compare
-from dps_lab.replay.run import ClosedLoop, replay
+from dps_lab.replay.run import replay
 from dps_lab.workload.assets import bundled_sessions
 from dps_lab.workload.sessions import load_sessions
 from dps_local.assets import bundled_tokenizer
@@ -46,9 +46,9 @@ async def test_sessions_survive_the_gateway_that_started_them() -> None:
                 started.append(asyncio.create_task(stack.start_gateway(1)))
 
         options = ReplayOptions(urls=stack.urls, model=OPTIONS.model, max_tokens=4)
-        result = await replay(sessions, options, ClosedLoop(4), on_turn=turn_ended)
+        result = await replay(sessions, options, concurrency=4, on_turn=turn_ended)
         await asyncio.gather(*started)
-        again = await replay(sessions[:1], replace(options, urls=stack.urls[1:], run="again-"), ClosedLoop(1))
+        again = await replay(sessions[:1], replace(options, urls=stack.urls[1:], run="again-"), concurrency=1)
         folder = stack.folder
 
     comparison = compare(result.turns, expected)

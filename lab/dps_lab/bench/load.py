@@ -14,14 +14,14 @@ from dps_lab.bench.wire import MessageReader, WireError
 class Load:
     """A run and its results. Times are in seconds of the monotonic clock.
 
-    stopped: when a connection had no more requests or the time limit was reached, after which the load drops.
-    counted: requests completed until then. latencies: from sending each request to the last byte of its answer,
-    including those in flight at `stopped`.
+    started: when all connections were open. stopped: when a connection had no more requests or the time limit was
+    reached, after which the load drops. counted: requests completed until then. latencies: from sending each request to
+    the last byte of its answer, including those in flight at `stopped`.
     """
 
     is_whole: Callable[[bytes], bool]
     seconds: float
-    started: float = field(default_factory=time.monotonic)
+    started: float = 0.0
     stopped: float | None = None
     counted: int = 0
     latencies: list[float] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Load:
 class _Connection(asyncio.Protocol):
     """A keep-alive connection that sends its requests in order. `done` completes, or fails with the error."""
 
-    def __init__(self, requests: Iterator[bytes]) -> None:
+    def __init__(self, requests: Iterator[bytes], load: Load) -> None:
         self._requests = requests
+        self._load = load
         self._reader = MessageReader()
-        self._load: Load | None = None
         self._sent = 0.0
         self._transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,17 +58,11 @@ class _Connection(asyncio.Protocol):
         # A cast, because uvloop's transport is not a subclass of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
 
-    def start(self, load: Load) -> None:
-        """Send the first request. Call this once all connections are open."""
-        self._load = load
-        self._next()
-
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        assert self._load is not None
         try:
             answer = self._reader.feed(data)
         except WireError as error:
@@ -78,16 +72,16 @@ class _Connection(asyncio.Protocol):
             return
         self._load.latencies.append(time.monotonic() - self._sent)
         if b" 200 " in answer.head[:16] and self._load.is_whole(answer.body):
-            self._next()
+            self.send_next()
         else:
             self._finish(WireError(f"unexpected answer: {answer.head!r} {answer.body[-400:]!r}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(exc or WireError("the connection was closed before the answer was complete"))
 
-    def _next(self) -> None:
+    def send_next(self) -> None:
+        """Send the next request, if there is one. Call this once all connections are open."""
         assert self._transport is not None
-        assert self._load is not None
         request = None if self._load.overdue else next(self._requests, None)
         if request is None:
             self._load.stop()
@@ -116,14 +110,15 @@ async def run_load(
     """
     loop = asyncio.get_running_loop()
     connections: list[_Connection] = []
+    load = Load(is_whole, seconds)
     try:
         for sequence in requests:
-            connection = _Connection(sequence)
+            connection = _Connection(sequence, load)
             await loop.create_connection(lambda: connection, "127.0.0.1", port)  # noqa: B023 - called immediately
             connections.append(connection)
-        load = Load(is_whole, seconds)
+        load.started = time.monotonic()
         for connection in connections:
-            connection.start(load)
+            connection.send_next()
         await asyncio.gather(*(connection.done for connection in connections))
     finally:
         for connection in connections:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 import yaml
@@ -204,21 +205,19 @@ def _flat(choice: Setup, search: Search) -> tuple[int, int] | None:
     """The range of thresholds around the chosen one that are within FLAT of it with the first seed."""
     if choice.threshold_tokens is None:
         return None
-    lowest = highest = choice.threshold_tokens
     family = {
         setup.threshold_tokens or 0: search.goal.value(figures)
         for (setup, seed), figures in search.results.items()
         if seed == 0 and (setup.fleet, setup.policy) == (choice.fleet, choice.policy)
     }
     limit = family[choice.threshold_tokens] * (1 + FLAT)
-    for tokens in sorted(family):
-        if tokens > highest:
-            if family[tokens] > limit:
-                break
-            highest = tokens
-        elif tokens < choice.threshold_tokens:
-            lowest = min(lowest, tokens) if family[tokens] <= limit else choice.threshold_tokens
-    return lowest, highest
+    ordered = sorted(family)
+    place = ordered.index(choice.threshold_tokens)
+    lower, higher = (
+        list(takewhile(lambda tokens: family[tokens] <= limit, run))
+        for run in (reversed(ordered[: place + 1]), ordered[place:])
+    )
+    return lower[-1], higher[-1]
 
 
 def _columns(setup: Setup, figures: Report) -> tuple[str, ...]:

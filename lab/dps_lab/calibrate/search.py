@@ -6,8 +6,8 @@ from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES, policy_named
-from dps_lab.simulate.report import Report, mean_of, summarize
-from dps_lab.simulate.run import Scenario, simulate
+from dps_lab.simulate.report import Report, mean_of, report_of
+from dps_lab.simulate.run import Scenario
 from dps_lab.simulate.trace import SessionTrace
 
 THRESHOLD_POLICIES: Final = ("DeltaPrefill", "TotalLength")
@@ -106,8 +106,7 @@ def measure(sessions: Sequence[SessionTrace], base: Scenario, setup: Setup, seed
     engines = {Pool.SPECULATIVE: setup.speculative, Pool.GREEDY: setup.greedy}
     fleet = replace(base.fleet, engines=engines)
     policy = policy_named(setup.policy, setup.threshold_tokens)
-    results = simulate(sessions, replace(base, fleet=fleet, policy=policy, seed=seed))
-    return summarize(results, fleet.gpus, 0.0)
+    return report_of(sessions, replace(base, fleet=fleet, policy=policy, seed=seed))
 
 
 def thresholds(sessions: Sequence[SessionTrace]) -> dict[str, list[int]]:

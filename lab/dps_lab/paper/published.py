@@ -85,19 +85,14 @@ def scenario(method: Method, concurrency: int, threshold: int | None) -> Scenari
 
     Speculation is serialized.
     """
-    pools: dict[Method, tuple[int, int]] = {"Greedy": (0, 1), "Always-Spec": (1, 0), "DPS": (1, 1)}
-    policies: dict[Method, Policy] = {
-        "Greedy": AlwaysGreedy(),
-        "Always-Spec": AlwaysSpeculative(),
-        "DPS": DeltaPrefill(threshold),
+    methods: dict[Method, tuple[int, int, Policy]] = {
+        "Greedy": (0, 1, AlwaysGreedy()),
+        "Always-Spec": (1, 0, AlwaysSpeculative()),
+        "DPS": (1, 1, DeltaPrefill(threshold)),
     }
-    speculative, greedy = pools[method]
-    fleet = FleetSpec(
-        engines={Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy},
-        cache="common",
-        serialized=True,
-    )
-    return Scenario(fleet, policies[method], Load(concurrency=concurrency))
+    speculative, greedy, policy = methods[method]
+    engines = {Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy}
+    return Scenario(FleetSpec(engines, cache="common", serialized=True), policy, Load(concurrency))
 
 
 def _bfcl_sessions() -> list[SessionTrace]:

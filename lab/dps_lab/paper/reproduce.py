@@ -24,8 +24,7 @@ from dps_lab.paper.published import (
     benchmark_sessions,
     scenario,
 )
-from dps_lab.simulate.report import Report, summarize
-from dps_lab.simulate.run import simulate
+from dps_lab.simulate.report import Report, report_of
 from dps_lab.simulate.trace import SessionTrace
 
 TITLES = {
@@ -62,8 +61,7 @@ def reproduce(
     def run(benchmark: Benchmark, method: Method, concurrency: int, threshold: int | None) -> Report:
         suffix = f", τ = {'∞' if threshold is None else threshold}" if method == "DPS" else ""
         progress(f"{benchmark}, {method}, c = {concurrency}{suffix}")
-        chosen = scenario(method, concurrency, threshold)
-        return summarize(simulate(sessions[benchmark], chosen), chosen.fleet.gpus, 0.0)
+        return report_of(sessions[benchmark], scenario(method, concurrency, threshold))
 
     batches = {
         (benchmark, method): [run(benchmark, method, level, TABLE_2_THRESHOLD) for level in CONCURRENCIES]

@@ -15,8 +15,8 @@ from rich.progress import Progress
 from dps_lab.arguments import positive_float, positive_int
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.records import ReplayResult
-from dps_lab.replay.report import summarize
-from dps_lab.replay.run import ClosedLoop, OpenLoop, replay
+from dps_lab.replay.report import print_summary
+from dps_lab.replay.run import replay
 from dps_lab.replay.source import NAMED_SOURCES, load_source
 from dps_lab.workload.sessions import Session, SessionFormatError
 
@@ -111,11 +111,10 @@ def main(argv: list[str]) -> int:
 
 def _report(result: ReplayResult, console: Console) -> int:
     """Print the tables of a replay and its first lost turns. Returns 1 if turns were lost, or 0."""
-    summary = summarize(result)
-    summary.print(console)
+    print_summary(result, console)
     for record in [record for record in result.turns if record.error is not None][:5]:
         console.print(f"lost: {record.session}, turn {record.turn}: {record.error}", markup=False)
-    return 1 if summary.lost else 0
+    return 1 if result.lost else 0
 
 
 async def _replay(sessions: list[Session], arguments: argparse.Namespace, console: Console) -> ReplayResult:
@@ -130,14 +129,16 @@ async def _replay(sessions: list[Session], arguments: argparse.Namespace, consol
         extra_body=arguments.extra_body,
         api_key=arguments.api_key,
     )
-    pace = (
-        ClosedLoop(arguments.concurrency)
-        if arguments.rate is None
-        else OpenLoop(arguments.rate, arguments.seed)
-    )
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("turns", total=sum(len(session.turns) for session in sessions))
-        return await replay(sessions, options, pace, on_turn=lambda record: progress.advance(task))
+        return await replay(
+            sessions,
+            options,
+            concurrency=arguments.concurrency,
+            rate=arguments.rate,
+            seed=arguments.seed,
+            on_turn=lambda record: progress.advance(task),
+        )
 
 
 def _object(text: str) -> dict[str, object]:

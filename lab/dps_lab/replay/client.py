@@ -47,27 +47,6 @@ class ReplayOptions:
     read_seconds: float = 120.0
 
 
-@dataclass
-class _Progress:
-    """The state of a turn while it is sent. `attempts` and `unacknowledged` are as in TurnRecord."""
-
-    attempts: int = 0
-    unacknowledged: int = 0
-    status: int | None = None
-    verdict: Verdict = field(default_factory=Verdict)
-    first_token_at: float | None = None
-    error: str | None = None
-    retry_after: float | None = None
-
-    def headers_received(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        if self.verdict == Verdict():
-            self.verdict = Verdict.of(response.headers)
-
-    def token_received(self) -> None:
-        self.first_token_at = self.first_token_at or time.perf_counter()
-
-
 class Client:
     """An OpenAI client for recorded sessions. The caller opens and closes the aiohttp session."""
 
@@ -87,62 +66,57 @@ class Client:
         The answer is None if all attempts failed, or if a status was returned that is not retried.
         """
         body = self._body(session, number, messages)
-        progress = _Progress()
-        url = next(self._rotation)
         began = time.perf_counter()
-        answer: Answer | None = None
+        record = TurnRecord(session.id, number, next(self._rotation), started=began - self._began)
         while True:
-            progress.attempts += 1
-            answer, retry = await self._attempt(url, session, body, progress)
-            if answer is not None or not retry or progress.attempts == self._options.attempts:
+            record.attempts += 1
+            outcome = await self._attempt(record, session, body, began)
+            if not isinstance(outcome, float) or record.attempts == self._options.attempts:
                 break
-            await asyncio.sleep(self._backoff(progress))
-            url = self._other_url(url)
-        record = TurnRecord(
-            session=session.id,
-            turn=number,
-            url=url,
-            status=progress.status,
-            verdict=progress.verdict,
-            attempts=progress.attempts,
-            unacknowledged=progress.unacknowledged,
-            started=began - self._began,
-            ttft=None if progress.first_token_at is None else progress.first_token_at - began,
-            latency=time.perf_counter() - began,
-            usage=(answer or Answer()).usage,
-            error=None if answer is not None else progress.error,
-        )
-        return record, None if answer is None else answer.message()
+            await asyncio.sleep(min(outcome, MAX_BACKOFF_SECONDS))
+            record.url = self._other_url(record.url)
+        record.latency = time.perf_counter() - began
+        if not isinstance(outcome, Answer):
+            return record, None
+        record.usage, record.error = outcome.usage, None
+        return record, outcome.message()
 
     async def _attempt(
-        self, url: str, session: Session, body: Mapping[str, Any], progress: _Progress
-    ) -> tuple[Answer | None, bool]:
-        """Send the request once. Returns the answer, or None and whether to retry."""
-        progress.status = progress.retry_after = None
+        self, record: TurnRecord, session: Session, body: Mapping[str, Any], began: float
+    ) -> Answer | float | None:
+        """Send the request once. Returns the answer, or the seconds to wait before it is repeated, or None."""
+
+        def token_received() -> None:
+            record.ttft = record.ttft or time.perf_counter() - began
+
+        record.status = None
+        wait = float(self._options.first_wait * 2 ** (record.attempts - 1))
         try:
             async with self._http.post(
-                f"{url.rstrip('/')}/chat/completions",
+                f"{record.url.rstrip('/')}/chat/completions",
                 json=body,
                 headers=self._headers(session),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=5.0, sock_read=self._options.read_seconds
                 ),
             ) as response:
-                progress.headers_received(response)
+                record.status = response.status
+                if record.verdict == Verdict():
+                    record.verdict = Verdict.of(response.headers)
                 if response.status != 200:
-                    text = await response.text()
-                    progress.error = f"status {response.status}: {text[:300]}"
-                    progress.retry_after = _seconds(response.headers.get("Retry-After"))
-                    return None, response.status in RETRIED_STATUSES
+                    record.error = f"status {response.status}: {(await response.text())[:300]}"
+                    retry_after = response.headers.get("Retry-After", "")
+                    wait = float(retry_after) if retry_after.isdigit() else wait
+                    return wait if response.status in RETRIED_STATUSES else None
                 if self._options.stream:
-                    return await read_stream(response, progress.token_received), False
+                    return await read_stream(response, token_received)
                 answer = await read_whole(response)
-                progress.token_received()
-                return answer, False
+                token_received()
+                return answer
         except (aiohttp.ClientError, TimeoutError, ConnectionError, BrokenAnswerError) as error:
-            progress.error = f"{type(error).__name__}: {error}"
-            progress.unacknowledged += progress.verdict == Verdict()
-            return None, True
+            record.error = f"{type(error).__name__}: {error}"
+            record.unacknowledged += record.verdict == Verdict()
+            return wait
 
     def _body(self, session: Session, number: int, messages: Sequence[Message]) -> dict[str, Any]:
         options = self._options
@@ -166,13 +140,3 @@ class Client:
     def _other_url(self, failed: str) -> str:
         others = (url for url in itertools.islice(self._rotation, len(self._options.urls)) if url != failed)
         return next(others, failed)
-
-    def _backoff(self, progress: _Progress) -> float:
-        wait = progress.retry_after
-        if wait is None:
-            wait = self._options.first_wait * 2 ** (progress.attempts - 1)
-        return min(wait, MAX_BACKOFF_SECONDS)
-
-
-def _seconds(value: str | None) -> float | None:
-    return float(value) if value is not None and value.isdigit() else None

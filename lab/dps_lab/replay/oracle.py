@@ -1,7 +1,7 @@
 """The expected routing decisions, computed from the recorded sessions alone.
 
-The oracle is deliberately independent of the gateway: it renders and tokenizes every prompt as a whole, like an
-engine.
+The oracle is deliberately independent of the gateway's counting: it renders and tokenizes every prompt as a whole, like
+an engine.
 """
 
 from collections.abc import Iterable

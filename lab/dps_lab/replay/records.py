@@ -1,7 +1,7 @@
 """The records of a replay, one per turn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -23,20 +23,10 @@ class Verdict:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "Verdict":
         """The decision in these response headers. `headers` must be case-insensitive or have lower-case names."""
-
-        def number(name: str) -> int | None:
-            value = headers.get(name)
-            return int(value) if value is not None and value.isdigit() else None
-
-        return cls(
-            pool=headers.get("x-dps-pool"),
-            reason=headers.get("x-dps-reason"),
-            delta_tokens=number("x-dps-delta-tokens"),
-            prompt_tokens=number("x-dps-prompt-tokens"),
-            turn=number("x-dps-turn"),
-            history=headers.get("x-dps-history"),
-            state=headers.get("x-dps-state"),
-        )
+        values = {field.name: headers.get(f"x-dps-{field.name.replace('_', '-')}") for field in fields(cls)}
+        counts = {name: values[name] for name in ("delta_tokens", "prompt_tokens", "turn")}
+        numbers = {name: int(text) if text and text.isdigit() else None for name, text in counts.items()}
+        return cls(**values | numbers)  # type: ignore[arg-type] # the names of the numeric fields are above
 
 
 @dataclass(frozen=True)
@@ -58,9 +48,9 @@ class Usage:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class TurnRecord:
-    """One turn of a session, over all attempts. Times are in seconds.
+    """One turn of a session, over all attempts, to which the client adds while it sends the turn. Times are in seconds.
 
     url, status: of the last attempt.
     verdict: the decision in the first response headers received, even if that response broke off later.
@@ -74,14 +64,14 @@ class TurnRecord:
     session: str
     turn: int
     url: str
-    status: int | None
-    verdict: Verdict
-    attempts: int
-    unacknowledged: int
-    started: float
-    ttft: float | None
-    latency: float
-    usage: Usage
+    status: int | None = None
+    verdict: Verdict = field(default_factory=Verdict)
+    attempts: int = 0
+    unacknowledged: int = 0
+    started: float = 0.0
+    ttft: float | None = None
+    latency: float = 0.0
+    usage: Usage = field(default_factory=Usage)
     error: str | None = None
 
 
@@ -92,6 +82,11 @@ class ReplayResult:
     planned_turns: int
     wall_seconds: float
     turns: Sequence[TurnRecord] = field(default_factory=tuple)
+
+    @property
+    def lost(self) -> int:
+        """Planned turns without a complete answer."""
+        return self.planned_turns - sum(record.error is None for record in self.turns)
 
     def by_session(self) -> dict[str, list[TurnRecord]]:
         """The turns of each session, in order."""

@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import aiohttp
 
@@ -13,34 +12,20 @@ from dps_lab.replay.records import ReplayResult, TurnRecord
 from dps_lab.workload.sessions import Session
 
 
-@dataclass(frozen=True)
-class ClosedLoop:
-    """A fixed number of concurrent sessions. The next one starts when one ends."""
-
-    concurrency: int
-
-
-@dataclass(frozen=True)
-class OpenLoop:
-    """Sessions arrive as a Poisson process with `rate` per second, however many are in flight."""
-
-    rate: float
-    seed: int = 0
-
-
-Pace = ClosedLoop | OpenLoop
-
-
 async def replay(
     sessions: Sequence[Session],
     options: ReplayOptions,
-    pace: Pace,
     *,
+    concurrency: int = 1,
+    rate: float | None = None,
+    seed: int = 0,
     on_turn: Callable[[TurnRecord], None] = lambda record: None,
 ) -> ReplayResult:
     """Send every turn of every session and return the records. `on_turn` is called for each completed turn.
 
-    A session ends at a turn without an answer, because its later turns would lack their history.
+    In a closed loop, `concurrency` sessions are in flight, and the next one starts when one ends. With a `rate`,
+    sessions arrive as a Poisson process with so many per second, however many are in flight. A session ends at a turn
+    without an answer, because its later turns would lack their history.
     """
     began = time.perf_counter()
     turns: list[TurnRecord] = []
@@ -52,16 +37,15 @@ async def replay(
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         client = Client(http, options)
         async with asyncio.TaskGroup() as tasks:
-            match pace:
-                case ClosedLoop(concurrency):
-                    remaining = iter(sessions)
-                    for _ in range(min(concurrency, len(sessions))):
-                        tasks.create_task(_worker(client, remaining, options, add))
-                case OpenLoop(rate, seed):
-                    rng = random.Random(seed)
-                    for session in sessions:
-                        await asyncio.sleep(rng.expovariate(rate))
-                        tasks.create_task(_session(client, session, options, add))
+            if rate is None:
+                remaining = iter(sessions)
+                for _ in range(min(concurrency, len(sessions))):
+                    tasks.create_task(_worker(client, remaining, options, add))
+            else:
+                rng = random.Random(seed)
+                for session in sessions:
+                    await asyncio.sleep(rng.expovariate(rate))
+                    tasks.create_task(_worker(client, iter([session]), options, add))
     return ReplayResult(
         planned_turns=sum(len(session.turns) for session in sessions),
         wall_seconds=time.perf_counter() - began,
@@ -73,19 +57,13 @@ async def _worker(
     client: Client, remaining: Iterator[Session], options: ReplayOptions, add: Callable[[TurnRecord], None]
 ) -> None:
     for session in remaining:
-        await _session(client, session, options, add)
-
-
-async def _session(
-    client: Client, session: Session, options: ReplayOptions, add: Callable[[TurnRecord], None]
-) -> None:
-    history = session.opening()
-    for number, turn in enumerate(session.turns, start=1):
-        if turn.think_seconds:
-            await asyncio.sleep(turn.think_seconds)
-        history += turn.messages
-        record, answer = await client.send(session, number, history)
-        add(record)
-        if answer is None:
-            return
-        history.append(turn.answer if options.answers == "recorded" else answer)
+        history = session.opening()
+        for number, turn in enumerate(session.turns, start=1):
+            if turn.think_seconds:
+                await asyncio.sleep(turn.think_seconds)
+            history += turn.messages
+            record, answer = await client.send(session, number, history)
+            add(record)
+            if answer is None:
+                break
+            history.append(turn.answer if options.answers == "recorded" else answer)

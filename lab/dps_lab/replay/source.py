@@ -6,15 +6,10 @@ from dps_lab.workload.assets import bfcl, bundled_sessions
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
 from dps_lab.workload.toolbench import toolbench_sessions
-from dps_local.assets import Asset, qwen_tokenizer
+from dps_local.assets import qwen_tokenizer
 from dps_local.emulated_sglang.prompt import Prompts
 
 NAMED_SOURCES = ("bfcl", "toolbench", "sample")
-
-
-def load_asset(asset: Asset) -> list[Session]:
-    """The sessions of an asset from `assets.bfcl`: BFCL's files, or the bundled sample."""
-    return load_bfcl(asset.path) if asset.source == "registry" else load_sessions(asset.path)
 
 
 def load_source(name: str) -> tuple[str, list[Session]]:
@@ -25,7 +20,8 @@ def load_source(name: str) -> tuple[str, list[Session]]:
     match name:
         case "bfcl":
             asset = bfcl()
-            return asset.description, load_asset(asset)
+            load = load_bfcl if asset.source == "registry" else load_sessions
+            return asset.description, load(asset.path)
         case "toolbench":
             tokenizer = qwen_tokenizer()
             return (

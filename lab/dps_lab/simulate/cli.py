@@ -17,7 +17,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES, policy_named
 from dps_lab.arguments import number, positive_int
 from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, StepsByBatch, vllm_steps
-from dps_lab.simulate.compare import CONCURRENCIES, compare, comparison_tables
+from dps_lab.simulate.compare import CONCURRENCIES, compare, comparison_tables, regret
 from dps_lab.simulate.fleet import KINDS, FleetError, parse_fleet
 from dps_lab.simulate.options import (
     add_engine_options,
@@ -27,7 +27,6 @@ from dps_lab.simulate.options import (
     fleet_of,
     load_of,
 )
-from dps_lab.simulate.regret import regret
 from dps_lab.simulate.report import Report, Spread, summarize
 from dps_lab.simulate.run import Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace

@@ -1,7 +1,9 @@
-"""Fleets of two engines, and policies that route between them, compared at several loads. No clock, no I/O."""
+"""Policies and fleets compared: with the best static policy (regret), and at several loads. No clock, no I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from statistics import fmean
+from typing import Final
 
 from rich import box
 from rich.table import Table
@@ -11,46 +13,63 @@ from dps_gateway.routing.adaptive import Adaptive
 from dps_gateway.routing.decision import Policy
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill, Sticky
 from dps_lab.simulate.fleet import FleetSpec
-from dps_lab.simulate.report import Report, mean_of, summarize
-from dps_lab.simulate.run import Load, Scenario, simulate
+from dps_lab.simulate.report import Report, mean_of, report_of, session_seconds
+from dps_lab.simulate.run import Load, Scenario, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace
+
+STATIC_POLICIES: Final = (
+    AlwaysGreedy(),
+    AlwaysSpeculative(),
+    DeltaPrefill(64),
+    DeltaPrefill(128),
+    DeltaPrefill(512),
+    DeltaPrefill(2048),
+    Sticky(),
+)
+"""The alternatives that a policy is compared with."""
 
 CONCURRENCIES = (1, 4, 8, 16, 32)
 """The numbers of concurrent sessions that are compared by default."""
 
 
-@dataclass(frozen=True)
-class Contender:
-    """Two engines, and the policy that routes between them. adaptive: see `FleetSpec.adaptive`."""
+def regret(sessions: Sequence[SessionTrace], scenario: Scenario, results: Sequence[TurnResult]) -> float:
+    """The relative increase of the mean session latency of `results` over that of the best alternative.
 
-    name: str
-    speculative: int
-    policy: Policy
-    adaptive: int = 0
-
-    def fleet(self, base: FleetSpec) -> FleetSpec:
-        """`base` with these engines."""
-        engines = {Pool.SPECULATIVE: self.speculative, Pool.GREEDY: 2 - self.speculative}
-        return replace(base, engines=engines, adaptive=self.adaptive)
-
-
-def contenders(threshold: int | None, adaptive: bool) -> list[Contender]:
-    """The fleets of one kind, and one engine of each kind with each policy.
-
-    threshold: τ in tokens. adaptive: whether there are engines that adapt their draft length.
+    0 if no alternative is faster, or if the fleet has only one kind of engine and there is no routing decision.
     """
-    found = [
-        Contender("2 greedy", 0, AlwaysGreedy()),
-        Contender("2 speculative", 2, AlwaysSpeculative()),
-        Contender("2 adaptive drafts", 2, AlwaysSpeculative(), adaptive=2),
-        Contender(
-            f"1 + 1, DeltaPrefill, τ = {'∞' if threshold is None else threshold}", 1, DeltaPrefill(threshold)
-        ),
-        Contender("1 + 1, Sticky", 1, Sticky()),
-        Contender("1 + 1, Adaptive", 1, Adaptive()),
-        Contender("1 adaptive drafts + 1, Adaptive", 1, Adaptive(), adaptive=1),
-    ]
-    return [each for each in found if adaptive or not each.adaptive]
+    if not all(scenario.fleet.engines[pool] for pool in Pool):
+        return 0.0
+    own = fmean(session_seconds(results))
+    others = (
+        fmean(session_seconds(simulate(sessions, replace(scenario, policy=policy))))
+        for policy in STATIC_POLICIES
+        if policy != scenario.policy
+    )
+    return own / min(own, *others) - 1
+
+
+def contenders(base: FleetSpec, threshold: int | None) -> dict[str, tuple[FleetSpec, Policy]]:
+    """The fleets of one kind, and one engine of each kind with each policy, by name.
+
+    base: everything about the fleets but their engines. threshold: τ in tokens.
+    """
+
+    def fleet(speculative: int, adaptive: int = 0) -> FleetSpec:
+        engines = {Pool.SPECULATIVE: speculative, Pool.GREEDY: 2 - speculative}
+        return replace(base, engines=engines, adaptive=adaptive)
+
+    tau = f"τ = {'∞' if threshold is None else threshold}"
+    found: dict[str, tuple[FleetSpec, Policy]] = {
+        "2 greedy": (fleet(0), AlwaysGreedy()),
+        "2 speculative": (fleet(2), AlwaysSpeculative()),
+        "2 adaptive drafts": (fleet(2, adaptive=2), AlwaysSpeculative()),
+        f"1 + 1, DeltaPrefill, {tau}": (fleet(1), DeltaPrefill(threshold)),
+        "1 + 1, Sticky": (fleet(1), Sticky()),
+        "1 + 1, Adaptive": (fleet(1), Adaptive()),
+        "1 adaptive drafts + 1, Adaptive": (fleet(1, adaptive=1), Adaptive()),
+    }
+    adapts = base.speculation.steps > 0
+    return {name: each for name, each in found.items() if adapts or not each[0].adaptive}
 
 
 def compare(
@@ -66,17 +85,14 @@ def compare(
     `simulate` does.
     """
     sessions = {seed: workload(seed) for seed in seeds}
-
-    def report(each: Contender, level: int) -> Report:
-        fleet = each.fleet(base)
-        runs = {seed: Scenario(fleet, each.policy, Load(level), seed=seed) for seed in seeds}
-        return mean_of(
-            [summarize(simulate(sessions[seed], run), fleet.gpus, 0.0) for seed, run in runs.items()]
-        )
-
     return {
-        each.name: {level: report(each, level) for level in concurrencies}
-        for each in contenders(threshold, adaptive=base.speculation.steps > 0)
+        name: {
+            level: mean_of(
+                [report_of(sessions[seed], Scenario(fleet, policy, Load(level), seed=seed)) for seed in seeds]
+            )
+            for level in concurrencies
+        }
+        for name, (fleet, policy) in contenders(base, threshold).items()
     }
 
 

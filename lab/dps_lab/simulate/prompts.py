@@ -4,6 +4,7 @@ A run of new tokens is a unique id followed by zeros: two runs differ from their
 that a prefix cache can observe, and sequences of one repeated integer are fast to copy and to compare.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,29 +51,20 @@ class PlannedSession:
         with new tokens. A prompt that is shorter than the previous one is a rewritten history (compaction):
         only the shared prefix is reused.
         """
-        runs = _Runs((self.number + 1) * SPACE)
+        first_tokens = itertools.count((self.number + 1) * SPACE + 1)
         previous: tuple[int, ...] = ()
         answer: tuple[int, ...] = ()
         for lengths, base in zip(self.trace.turns, self.trace.base_tokens(), strict=True):
             known = (previous + answer)[: lengths.prompt_tokens] if base else self.prefix
-            prompt = known + runs.take(lengths.prompt_tokens - len(known))
-            previous, answer = prompt, runs.take(lengths.output_tokens)
+            prompt = known + _run(first_tokens, lengths.prompt_tokens - len(known))
+            previous, answer = prompt, _run(first_tokens, lengths.output_tokens)
             acceptance = self.trace.acceptance if lengths.acceptance is None else lengths.acceptance
             yield PlannedTurn(prompt, answer, base, lengths.think_seconds, acceptance)
 
 
-class _Runs:
-    """Runs of new tokens, whose first tokens are consecutive."""
-
-    def __init__(self, start: int) -> None:
-        self._next = start
-
-    def take(self, count: int) -> tuple[int, ...]:
-        """A run of `count` tokens."""
-        if count == 0:
-            return ()
-        self._next += 1
-        return (self._next,) + (0,) * (count - 1)
+def _run(first_tokens: Iterator[int], count: int) -> tuple[int, ...]:
+    """A run of `count` new tokens, of which only the first one is unique."""
+    return (next(first_tokens),) + (0,) * (count - 1) if count else ()
 
 
 def plan_sessions(sessions: Sequence[SessionTrace]) -> list[PlannedSession]:
@@ -81,8 +73,8 @@ def plan_sessions(sessions: Sequence[SessionTrace]) -> list[PlannedSession]:
     for session in sessions:
         if session.prefix is not None:
             longest[session.prefix] = max(longest.get(session.prefix, 0), session.prefix_tokens)
-    runs = _Runs(0)
-    prefixes = {name: runs.take(length) for name, length in longest.items()}
+    first_tokens = itertools.count(1)
+    prefixes = {name: _run(first_tokens, length) for name, length in longest.items()}
     return [
         PlannedSession(
             session,

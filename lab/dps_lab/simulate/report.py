@@ -8,7 +8,8 @@ from typing import Any
 
 from dps_gateway.pool import Pool
 from dps_lab.quantiles import quantile
-from dps_lab.simulate.run import TurnResult
+from dps_lab.simulate.run import Scenario, TurnResult, simulate
+from dps_lab.simulate.trace import SessionTrace
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ def session_seconds(results: Sequence[TurnResult]) -> list[float]:
     for result in results:
         sums[result.session] += result.seconds
     return list(sums.values())
+
+
+def report_of(sessions: Sequence[SessionTrace], scenario: Scenario) -> Report:
+    """The results of a run, without regret. Raises ValueError as `simulate` does."""
+    return summarize(simulate(sessions, scenario), scenario.fleet.gpus, 0.0)
 
 
 def summarize(results: Sequence[TurnResult], gpus: int, regret: float) -> Report:

@@ -1,15 +1,16 @@
 """Answers a request on any inference API: the API's `Form` says how the engine's outputs are written."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from dps_local.emulated_sglang.driver import Engine, EngineRequest, Output
-from dps_local.emulated_sglang.http import EventStream, RefusedError, json_response
+from dps_local.emulated_sglang.http import DISCONNECT_AFTER_CHUNKS, RefusedError, json_response
 from dps_local.emulated_sglang.scheduler import QueueFullError
 from dps_local.emulated_sglang.scheduler import Sequence as EngineSequence
 from dps_local.emulated_sglang.storage import BACKEND
@@ -29,7 +30,8 @@ class Form(ABC):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._written: dict[int, int] = {}
+        self.last: dict[int, Output] = {}
+        """The last output of each choice for which `part` has returned."""
 
     @abstractmethod
     def whole(self, finals: Sequence[Output]) -> Any:
@@ -60,10 +62,9 @@ class Form(ABC):
         return output.sequence.cached_tokens if self._engine.settings.enable_cache_report else 0
 
     def new_text(self, output: Output) -> str:
-        """The text of a choice since its last output that this method was called for."""
-        start = self._written.get(output.choice, 0)
-        self._written[output.choice] = len(output.text)
-        return output.text[start:]
+        """The text of a choice since its last output."""
+        last = self.last.get(output.choice)
+        return output.text[len(last.text) if last else 0 :]
 
 
 async def answer(
@@ -72,20 +73,42 @@ async def answer(
     """Answer with the outputs of these requests. Raises RefusedError."""
     if not stream:
         return json_response(form.whole(await final_outputs(engine, requests, form)))
-    events = EventStream(http, form.headers, form.named_events)
+    content_type = {"content-type": "text/event-stream; charset=utf-8"}
+    response = web.StreamResponse(headers=content_type | dict(form.headers))
+    events_left = http.get(DISCONNECT_AFTER_CHUNKS)
+    async with aclosing(_events(engine, requests, form)) as events:
+        async for event in events:
+            if not response.prepared:
+                await response.prepare(http)
+            if events_left == 0 and http.transport:
+                http.transport.abort()
+                raise ConnectionResetError("injected disconnect")
+            if events_left is not None:
+                events_left -= 1
+            name = f"event: {event['type']}\n".encode() if form.named_events else b""
+            await response.write(name + b"data: " + orjson.dumps(event) + b"\n\n")
+    await response.write(form.ending)
+    await response.write_eof()
+    return response
+
+
+async def _events(
+    engine: Engine, requests: Iterable[EngineRequest], form: Form
+) -> AsyncGenerator[Event, None]:
+    """The events of a stream."""
     for event in form.begin():
-        await events.send(event)
+        yield event
     try:
         async with aclosing(engine.run(requests, stream=True)) as run:
             async for output in run:
                 for event in form.part(output):
-                    await events.send(event)
+                    yield event
+                form.last[output.choice] = output
         rest = form.end()
     except (ValueError, QueueFullError) as error:
         rest = form.failed(str(error), _status_of(error))
     for event in rest:
-        await events.send(event)
-    return await events.close(form.ending)
+        yield event
 
 
 async def final_outputs(engine: Engine, requests: Iterable[EngineRequest], form: Form) -> list[Output]:

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import uuid4
 
 from dps_local.emulated_sglang.clock import Clock
-from dps_local.emulated_sglang.generation import AnswerPlanner, SamplingParams
+from dps_local.emulated_sglang.generation import SamplingParams, plan_answer
 from dps_local.emulated_sglang.metrics import EngineMetrics
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.radix import SHARED, Namespace
@@ -84,7 +84,7 @@ class Engine:
         )
         self.metrics = EngineMetrics(settings)
         self.storage = Storage(storage, self.metrics.count_pages) if storage else None
-        self._planner = AnswerPlanner(prompts.vocabulary(), settings.seed)
+        self._vocabulary = prompts.vocabulary()
         self._clock = clock
         self._work = asyncio.Event()
         self._listeners: dict[str, _Listener] = {}
@@ -132,7 +132,7 @@ class Engine:
 
     async def _prefill(self, request: EngineRequest) -> None:
         """Prefill a prompt once before its samples, as SGLang does, so that each sample finds it cached."""
-        params = replace(request.params, n=1, max_new_tokens=0)
+        params = request.params.model_copy(update={"n": 1, "max_new_tokens": 0})
         async with aclosing(self.run([replace(request, params=params, rid=None)], stream=False)) as run:
             async for _ in run:
                 pass
@@ -179,7 +179,7 @@ class Engine:
         room = min(longest, self.scheduler.capacity) - len(prompt) - 1
         if room < 0:
             raise RequestError(f"Request prompt exceeds the KV memory budget: input_len={len(prompt)}.")
-        plan = self._planner.plan(prompt, params, room, sample)
+        plan = plan_answer(self._vocabulary, self.settings.seed, prompt, params, room, sample)
         rng, acceptance = random.Random(plan.text), ACCEPTANCE.get()
         return Sequence(rid, prompt, plan, self._clock.now(), rng, request.namespace, acceptance)
 

@@ -1,33 +1,23 @@
-"""Fault injection: POST /emulate makes requests fail or hang. SGLang has no such endpoint."""
+"""Fault injection: POST /emulate makes requests hang, and streams and the storage fail. SGLang has no such endpoint."""
 
 import asyncio
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ConfigDict, Field
 
-from dps_local.emulated_sglang.http import (
-    DISCONNECT_AFTER_CHUNKS,
-    Handler,
-    error_response,
-    json_response,
-    read_body,
-)
+from dps_local.emulated_sglang.http import DISCONNECT_AFTER_CHUNKS, Handler, json_response, read_body
 from dps_local.emulated_sglang.storage import Failure, Storage
 
-GENERATION_PATH = "/health_generate"
-INFERENCE_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"}
-)
+GENERATING_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate", "/health_generate",
+)  # fmt: skip
 
 
 class Faults(BaseModel):
     """The active faults. Each POST replaces all of them; an empty object clears them.
 
-    fail_next: the number of inference requests still to be answered with `status`.
     hang: never answer inference requests or /health_generate, like a scheduler that hangs.
     disconnect_after_chunks: drop the connection of every stream after this many events.
-    ready: false makes health probes fail.
     storage_failure: what the plugin dps_sglang would count for every page that the engine writes or reads.
     storage_tokens_per_second: transfer rate of the storage, instead of that of the command line.
     The last two have no effect on an engine that shares no pages.
@@ -35,11 +25,8 @@ class Faults(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fail_next: int = Field(default=0, ge=0)
-    status: int = Field(default=500, ge=400, le=599)
     hang: bool = False
     disconnect_after_chunks: int | None = Field(default=None, ge=0)
-    ready: bool = True
     storage_failure: Failure | None = None
     storage_tokens_per_second: float | None = Field(default=None, gt=0)
 
@@ -58,28 +45,14 @@ class FaultInjection:
             rate = self.faults.storage_tokens_per_second
             self._storage.failure = self.faults.storage_failure
             self._storage.tokens_per_second = rate or self._storage.options.tokens_per_second
-        return await self.get(request)
-
-    async def get(self, _request: web.Request) -> web.Response:
-        """GET /emulate."""
         return json_response(self.faults.model_dump())
 
-    @property
-    def middleware(self) -> Middleware:
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Inject the faults. Must be the innermost middleware."""
-
-        @web.middleware
-        async def inject(request: web.Request, handler: Handler) -> web.StreamResponse:
-            faults = self.faults
-            if faults.hang and request.path in INFERENCE_PATHS | {GENERATION_PATH}:
-                await asyncio.Event().wait()
-            if request.path not in INFERENCE_PATHS:
-                return await handler(request)
-            if faults.fail_next:
-                faults.fail_next -= 1
-                return error_response("Injected fault.", "InternalServerError", faults.status)
-            if faults.disconnect_after_chunks is not None:
-                request[DISCONNECT_AFTER_CHUNKS] = faults.disconnect_after_chunks
-            return await handler(request)
-
-        return inject
+        faults = self.faults
+        if faults.hang and request.path in GENERATING_PATHS:
+            await asyncio.Event().wait()
+        if faults.disconnect_after_chunks is not None:
+            request[DISCONNECT_AFTER_CHUNKS] = faults.disconnect_after_chunks
+        return await handler(request)

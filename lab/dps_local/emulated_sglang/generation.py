@@ -12,24 +12,30 @@ import random
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field
 
 MEAN_ANSWER_TOKENS = 96.0
 """The mean length of an answer that no limit cuts short."""
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """The sampling parameters that matter for random words, with the names and defaults of SGLang's native API.
+OneIfNull = Annotated[float, BeforeValidator(lambda value: 1.0 if value is None else value)]
 
-    `max_new_tokens=None` means up to the context length. `temperature` and `top_p` are only validated.
-    """
+
+class SamplingFields(BaseModel):
+    """The sampling parameters of all APIs that matter for random words. Temperature and `top_p` are only validated."""
+
+    n: int = Field(default=1, ge=1)
+    temperature: OneIfNull = 1.0
+    top_p: OneIfNull = 1.0
+    ignore_eos: bool = False
+
+
+class SamplingParams(SamplingFields):
+    """Those of SGLang's native API. `max_new_tokens=None` means up to the context length."""
 
     max_new_tokens: int | None = 128
-    ignore_eos: bool = False
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
 
     def problem(self) -> str | None:
         """The error message of SGLang's sampling_params.py for invalid values, or None if they are valid."""
@@ -65,31 +71,25 @@ class Plan:
         return self.text[: self.text_ends[tokens - 1]] if tokens else ""
 
 
-@dataclass(frozen=True)
-class AnswerPlanner:
-    """Plans answers. Without a limit, their length in tokens is geometric with mean MEAN_ANSWER_TOKENS."""
+def plan_answer(
+    vocabulary: Vocabulary, seed: int, prompt: Sequence[int], params: SamplingParams, room: int, choice: int
+) -> Plan:
+    """The answer to `prompt`, of at most `room` tokens. Without a limit, its length is geometric.
 
-    vocabulary: Vocabulary
-    seed: int
-
-    def plan(self, prompt: Sequence[int], params: SamplingParams, room: int, choice: int) -> Plan:
-        """The answer to `prompt`, of at most `room` tokens. `choice` is its index among `n` parallel answers."""
-        limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
-        rng = random.Random(self._digest(prompt, choice))
-        natural = 1 + int(rng.expovariate(1 / MEAN_ANSWER_TOKENS))
-        ends = not params.ignore_eos and natural < limit
-        words = rng.choices(self.vocabulary.token_ids, k=natural - 1 if ends else limit)
-        text, text_ends = "", []
-        for token in words:
-            text += self.vocabulary.pieces[token]
-            text_ends.append(len(text))
-        if not ends:
-            finish: dict[str, Any] = {"type": "length", "length": limit}
-            return Plan(tuple(words), text, tuple(text_ends), finish)
-        eos = self.vocabulary.eos_token_id
-        return Plan((*words, eos), text, (*text_ends, len(text)), {"type": "stop", "matched": eos})
-
-    def _digest(self, prompt: Sequence[int], choice: int) -> int:
-        digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8)
-        digest.update(repr((self.seed, choice)).encode())
-        return int.from_bytes(digest.digest(), "big")
+    choice: its index among `n` parallel answers.
+    """
+    limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
+    digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8)
+    digest.update(repr((seed, choice)).encode())
+    rng = random.Random(int.from_bytes(digest.digest(), "big"))
+    natural = 1 + int(rng.expovariate(1 / MEAN_ANSWER_TOKENS))
+    ends = not params.ignore_eos and natural < limit
+    words = rng.choices(vocabulary.token_ids, k=natural - 1 if ends else limit)
+    text, text_ends = "", []
+    for token in words:
+        text += vocabulary.pieces[token]
+        text_ends.append(len(text))
+    if not ends:
+        return Plan(tuple(words), text, tuple(text_ends), {"type": "length", "length": limit})
+    eos = vocabulary.eos_token_id
+    return Plan((*words, eos), text, (*text_ends, len(text)), {"type": "stop", "matched": eos})

@@ -20,32 +20,13 @@ Result = TypeVar("Result")
 
 LONG_BODY_BYTES = 8192
 DISCONNECT_AFTER_CHUNKS = web.RequestKey("disconnect_after_chunks", int)
+"""The injected fault: how many events a stream sends before its connection is dropped."""
 
 ACCEPTANCE_HEADER = "x-emulate-acceptance"
 """The probability that a draft token of the answer is accepted if the previous ones were."""
 
 OPEN_PREFIXES = ("/health", "/ready", "/metrics")
 """Prefixes of the paths that require no API key, as in SGLang's utils/auth.py."""
-
-
-class BadBodyError(Exception):
-    """The request body is invalid; answered with status 400.
-
-    `problems` are FastAPI's descriptions of the errors, with their location (`loc`) and message (`msg`).
-    """
-
-    def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
-        count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
-        super().__init__(f"{count}:\n" + "\n".join(f"  {problem}" for problem in problems))
-        self.problems = problems
-
-
-class RefusedError(Exception):
-    """The request is answered with an error response, in the format of its API."""
-
-    def __init__(self, message: str, response: web.Response) -> None:
-        super().__init__(message)
-        self.response = response
 
 
 def json_response(content: Any, status: int = 200) -> web.Response:
@@ -61,6 +42,27 @@ def error_object(message: str, kind: str, status: int) -> dict[str, Any]:
 def error_response(message: str, kind: str = "BadRequestError", status: int = 400) -> web.Response:
     """An answer with SGLang's ErrorResponse object."""
     return json_response(error_object(message, kind, status), status)
+
+
+class RefusedError(Exception):
+    """The request is answered with an error response, in the format of its API."""
+
+    def __init__(self, message: str, response: web.Response) -> None:
+        super().__init__(message)
+        self.response = response
+
+
+class BadBodyError(RefusedError):
+    """The request body is invalid.
+
+    `problems` are FastAPI's descriptions of the errors, with their location (`loc`) and message (`msg`).
+    """
+
+    def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
+        message = f"{count}:\n" + "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(message, error_response(message, "Bad Request"))
+        self.problems = problems
 
 
 async def read_body(request: web.Request, model: type[Model]) -> Model:
@@ -95,45 +97,11 @@ async def off_loop_if_long(
     return work(argument)
 
 
-class EventStream:
-    """A server-sent event response, which the first event opens.
-
-    named: whether an event's type is also its name.
-    """
-
-    def __init__(self, request: web.Request, headers: Mapping[str, str], named: bool) -> None:
-        self._request = request
-        self._named = named
-        content_type = {"content-type": "text/event-stream; charset=utf-8"}
-        self._response = web.StreamResponse(headers=content_type | dict(headers))
-        self._cut_after: int | None = request.get(DISCONNECT_AFTER_CHUNKS)
-
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send one event. Drops the connection instead if the fault `disconnect_after_chunks` is due."""
-        if not self._response.prepared:
-            await self._response.prepare(self._request)
-        if self._cut_after == 0 and self._request.transport:
-            self._request.transport.abort()
-            raise ConnectionResetError("injected disconnect")
-        if self._cut_after is not None:
-            self._cut_after -= 1
-        name = f"event: {event['type']}\n".encode() if self._named else b""
-        await self._response.write(name + b"data: " + orjson.dumps(event) + b"\n\n")
-
-    async def close(self, ending: bytes) -> web.StreamResponse:
-        """End the stream."""
-        await self._response.write(ending)
-        await self._response.write_eof()
-        return self._response
-
-
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn exceptions into the responses of SGLang's FastAPI application."""
     try:
         return await handler(request)
-    except BadBodyError as error:
-        return error_response(str(error), "Bad Request")
     except RefusedError as refused:
         return refused.response
     except web.HTTPException as error:

@@ -7,7 +7,6 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from dps_local.emulated_sglang.driver import Engine
-from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.http import error_response, json_response, read_body
 from dps_local.emulated_sglang.settings import VERSION
 from dps_sglang.cache_salt import ANNOUNCEMENT, SALT_HEADER
@@ -23,15 +22,14 @@ class AbortRequest(BaseModel):
 class InfoEndpoints:
     """All endpoints except inference."""
 
-    def __init__(self, engine: Engine, faults: FaultInjection) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._settings = engine.settings
-        self._faults = faults
         self._started = int(time.time())
 
     async def health(self, _request: web.Request) -> web.Response:
-        """GET /health, /health_generate, /ready and /ping: 200, or 503 while the faults set `ready` to false."""
-        return web.Response(status=200 if self._faults.faults.ready else 503)
+        """GET /health, /health_generate, /ready and /ping."""
+        return web.Response()
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models."""

@@ -5,11 +5,12 @@ A request is converted to a chat request with the gateway's conversion, which is
 
 import uuid
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dps_gateway.prompt.messages import chat_request
 from dps_local.emulated_sglang.answer import Event, Form, answer
@@ -18,10 +19,9 @@ from dps_local.emulated_sglang.http import (
     BadBodyError,
     RefusedError,
     json_response,
-    off_loop_if_long,
     read_body,
 )
-from dps_local.emulated_sglang.openai_api import problem_of_chat, requests_of
+from dps_local.emulated_sglang.openai_api import converted_chat, requests_of
 from dps_local.emulated_sglang.protocol import ChatRequest, MaxTokens
 from dps_sglang.cache_salt import SALT_HEADER
 
@@ -50,41 +50,31 @@ class MessagesRequest(CountRequest):
         return fields | {"max_tokens": self.max_tokens, "stream": bool(self.stream)}
 
 
-class MessagesEndpoints:
-    """The endpoints of Anthropic's Messages API of one engine."""
+async def messages(engine: Engine, http: web.Request) -> web.StreamResponse:
+    """POST /v1/messages."""
+    request = await _read(http, MessagesRequest)
+    chat, prompt = await _chat(engine, http, request, request.sampling_fields())
+    form = _Form(request.model, engine)
+    return await answer(http, engine, requests_of(chat, [prompt]), chat.stream, form)
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    async def messages(self, http: web.Request) -> web.StreamResponse:
-        """POST /v1/messages."""
-        request = await _read(http, MessagesRequest)
-        chat, prompt = await self._chat(http, request, request.sampling_fields())
-        form = _Form(request.model, self._engine)
-        return await answer(http, self._engine, requests_of(chat, [prompt]), chat.stream, form)
+async def count_tokens(engine: Engine, http: web.Request) -> web.Response:
+    """POST /v1/messages/count_tokens."""
+    _, prompt = await _chat(engine, http, await _read(http, CountRequest), {})
+    return json_response({"input_tokens": len(prompt)})
 
-    async def count_tokens(self, http: web.Request) -> web.Response:
-        """POST /v1/messages/count_tokens."""
-        _, prompt = await self._chat(http, await _read(http, CountRequest), {})
-        return json_response({"input_tokens": len(prompt)})
 
-    async def _chat(
-        self, http: web.Request, request: CountRequest, fields: dict[str, Any]
-    ) -> tuple[ChatRequest, tuple[int, ...]]:
-        """The chat request and its prompt. Raises RefusedError."""
-        prompts = self._engine.prompts
-        try:
-            chat = chat_request(
-                request.model_dump(), inline_system=prompts.renders_inline_system, reasoning=False
-            )
-            # As SGLang with the plugin dps_sglang, which an engine needs if several tenants use it.
-            salt = {"cache_salt": http.headers.get(SALT_HEADER)}
-            converted = ChatRequest.model_validate(chat | fields | salt)
-            if problem := problem_of_chat(converted):
-                raise _refused(problem)
-            return converted, await off_loop_if_long(http, prompts.encode_chat, converted)
-        except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
-            raise _refused(str(error)) from error
+async def _chat(
+    engine: Engine, http: web.Request, request: CountRequest, fields: dict[str, Any]
+) -> tuple[ChatRequest, tuple[int, ...]]:
+    """The chat request and its prompt. Raises RefusedError."""
+    convert = partial(chat_request, inline_system=engine.prompts.renders_inline_system, reasoning=False)
+    # As SGLang with the plugin dps_sglang, which an engine needs if several tenants use it.
+    salt = {"cache_salt": http.headers.get(SALT_HEADER)}
+    try:
+        return await converted_chat(http, engine, convert, request.model_dump(), fields | salt)
+    except ValueError as error:
+        raise _refused(str(error)) from error
 
 
 class _Form(Form):
@@ -94,8 +84,6 @@ class _Form(Form):
     def __init__(self, model: str, engine: Engine) -> None:
         super().__init__(engine)
         self._model = model
-        self._last: Output | None = None
-        self._started = False
 
     def whole(self, finals: Sequence[Output]) -> Event:
         (output,) = finals
@@ -107,9 +95,8 @@ class _Form(Form):
         }
 
     def part(self, output: Output) -> Iterable[Event]:
-        self._last = output
         text = self.new_text(output)
-        if text and not self._started:
+        if text and text == output.text:
             yield self._start(self._prompt_usage(output))
             yield {
                 "type": "content_block_start",
@@ -120,13 +107,13 @@ class _Form(Form):
             yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
 
     def end(self) -> Iterable[Event]:
-        assert self._last is not None
-        if self._started:
+        output = self.last[0]
+        if output.text:
             yield {"type": "content_block_stop", "index": 0}
         else:
-            yield self._start(self._prompt_usage(self._last))
-        usage = {"output_tokens": self._last.tokens}
-        yield {"type": "message_delta", "delta": {"stop_reason": _stop_reason(self._last)}, "usage": usage}
+            yield self._start(self._prompt_usage(output))
+        usage = {"output_tokens": output.tokens}
+        yield {"type": "message_delta", "delta": {"stop_reason": _stop_reason(output)}, "usage": usage}
         yield {"type": "message_stop"}
 
     def failed(self, message: str, status: int) -> Iterable[Event]:
@@ -140,7 +127,6 @@ class _Form(Form):
         return RefusedError(message, json_response(_error("Internal server error", OVERLOADED), status))
 
     def _start(self, usage: dict[str, int]) -> Event:
-        self._started = True
         message = {**_message(self._model), "content": [], "usage": usage | {"output_tokens": 0}}
         return {"type": "message_start", "message": message}
 

@@ -55,16 +55,29 @@ class EngineMetrics:
             buckets=STAGE_LATENCY,
             registry=self.registry,
         )
-        if settings.storage is not None:  # as the plugin dps_sglang
-            sharing = Gauge(
-                "dps_prefix_cache_sharing",
-                "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
-                ["pages", "problem"],
-                registry=self.registry,
-            )
-            sharing.labels(settings.storage.folder.name, "").set(1)
-        self._prefetch: Histogram | None = None
-        self._pages: Counter | None = None
+        if settings.storage is None:
+            return
+        self._prefetch = Histogram(
+            "sglang:prefetch_bandwidth",
+            "Histogram of the bandwidth of transfers from the storage in GB/s.",
+            ("model_name", *SCHEDULER_LABELS),
+            buckets=STORAGE_BANDWIDTH,
+            registry=self.registry,
+        )
+        # The metrics of the plugin dps_sglang.
+        self._pages = Counter(
+            "dps_prefix_cache_pages",
+            "Pages that this engine read from and wrote to the common prefix cache",
+            ["outcome"],
+            registry=self.registry,
+        )
+        sharing = Gauge(
+            "dps_prefix_cache_sharing",
+            "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
+            ["pages", "problem"],
+            registry=self.registry,
+        )
+        sharing.labels(settings.storage.folder.name, "").set(1)
 
     def step_done(self, step: Step, scheduler: Scheduler) -> None:
         """Record a forward pass."""
@@ -76,26 +89,11 @@ class EngineMetrics:
         self.observe_load(scheduler)
 
     def count_pages(self, outcome: str, pages: int) -> None:
-        """Count pages of the common prefix cache in the metric of the plugin dps_sglang."""
-        if self._pages is None:
-            self._pages = Counter(
-                "dps_prefix_cache_pages",
-                "Pages that this engine read from and wrote to the common prefix cache",
-                ["outcome"],
-                registry=self.registry,
-            )
+        """Count pages of the common prefix cache."""
         self._pages.labels(outcome).inc(pages)
 
     def fetched(self, tokens: int, seconds: float) -> None:
-        """Record a transfer from the storage. As in SGLang, engines without storage do not export its metrics."""
-        if self._prefetch is None:
-            self._prefetch = Histogram(
-                "sglang:prefetch_bandwidth",
-                "Histogram of the bandwidth of transfers from the storage in GB/s.",
-                ("model_name", *SCHEDULER_LABELS),
-                buckets=STORAGE_BANDWIDTH,
-                registry=self.registry,
-            )
+        """Record a transfer from the storage."""
         bandwidth = tokens * KV_BYTES_PER_TOKEN / seconds / 1e9
         self._prefetch.labels(model_name=self._model, **SCHEDULER_LABELS).observe(bandwidth)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from dps_local.emulated_sglang.answer import Event, Form, accepted_drafts, answer, cached_tokens_details
 from dps_local.emulated_sglang.driver import Engine, EngineRequest, Output
+from dps_local.emulated_sglang.generation import SamplingParams
 from dps_local.emulated_sglang.http import (
     RefusedError,
     error_response,
@@ -16,41 +18,35 @@ from dps_local.emulated_sglang.http import (
     off_loop_if_long,
     read_body,
 )
-from dps_local.emulated_sglang.protocol import GenerateRequest, GenerateSampling
+from dps_local.emulated_sglang.protocol import GenerateRequest
 
 
-class NativeEndpoints:
-    """The native endpoint of one engine."""
+async def generate(engine: Engine, http: web.Request) -> web.StreamResponse:
+    """POST or PUT /generate."""
+    request = await read_body(http, GenerateRequest)
+    try:
+        requests, batched = await off_loop_if_long(http, partial(_requests, engine), request)
+    except ValueError as error:
+        raise _refused(str(error)) from error
+    return await answer(http, engine, requests, request.stream, _Form(engine, batched))
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    async def generate(self, http: web.Request) -> web.StreamResponse:
-        """POST or PUT /generate."""
-        request = await read_body(http, GenerateRequest)
-        try:
-            requests, batched = await off_loop_if_long(http, self._read, request)
-        except ValueError as error:
-            raise _refused(str(error)) from error
-        return await answer(http, self._engine, requests, request.stream, _Form(self._engine, batched))
-
-    def _read(self, request: GenerateRequest) -> tuple[list[EngineRequest], bool]:
-        """The prompts, and whether the request is a batch. Raises ValueError."""
-        if (request.text is None) == (request.input_ids is None):
-            raise ValueError("Either text, input_ids or input_embeds should be provided.")
-        inputs = request.input_ids if request.text is None else request.text
-        assert inputs is not None
-        prompts, batched = self._engine.prompts.encode_inputs(inputs)
-        requested = request.sampling_params or GenerateSampling()
-        sampling = requested if isinstance(requested, list) else [requested] * len(prompts)
-        if len(sampling) != len(prompts):
-            raise ValueError("The length of sampling_params should be equal to the batch size.")
-        params = [each.sampling() for each in sampling]
-        batched = batched or any(each.n > 1 for each in params)
-        rids: list[str | None] = [request.rid] if isinstance(request.rid, str) else [*(request.rid or [])]
-        rids = rids if len(rids) == len(prompts) else [None] * len(prompts)
-        namespaces = request.namespaces(len(prompts), batch=batched)
-        return list(map(EngineRequest, prompts, params, rids, namespaces)), batched
+def _requests(engine: Engine, request: GenerateRequest) -> tuple[list[EngineRequest], bool]:
+    """The prompts, and whether the request is a batch. Raises ValueError."""
+    if (request.text is None) == (request.input_ids is None):
+        raise ValueError("Either text, input_ids or input_embeds should be provided.")
+    inputs = request.input_ids if request.text is None else request.text
+    assert inputs is not None
+    prompts, batched = engine.prompts.encode_inputs(inputs)
+    requested = request.sampling_params or SamplingParams()
+    params = requested if isinstance(requested, list) else [requested] * len(prompts)
+    if len(params) != len(prompts):
+        raise ValueError("The length of sampling_params should be equal to the batch size.")
+    batched = batched or any(each.n > 1 for each in params)
+    rids: list[str | None] = [request.rid] if isinstance(request.rid, str) else [*(request.rid or [])]
+    rids = rids if len(rids) == len(prompts) else [None] * len(prompts)
+    namespaces = request.namespaces(len(prompts), batch=batched)
+    return list(map(EngineRequest, prompts, params, rids, namespaces)), batched
 
 
 class _Form(Form):

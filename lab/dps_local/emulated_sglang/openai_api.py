@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -25,43 +25,55 @@ from dps_local.emulated_sglang.protocol import (
 )
 
 
-class OpenAIEndpoints:
-    """The OpenAI endpoints of one engine."""
+async def chat(engine: Engine, http: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    request = await read_body(http, ChatRequest)
+    if problem := problem_of_chat(request):
+        raise _refused(problem)
+    try:
+        prompt = await off_loop_if_long(http, engine.prompts.encode_chat, request.body)
+    except ValueError as error:
+        raise _refused(str(error), "BadRequest") from error
+    requests = requests_of(request, [prompt])
+    return await answer(http, engine, requests, request.stream, _ChatForm(request, engine))
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    async def chat(self, http: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
-        request = await read_body(http, ChatRequest)
-        if problem := problem_of_chat(request):
-            raise _refused(problem)
-        try:
-            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, request)
-        except ValueError as error:
-            raise _refused(str(error), "BadRequest") from error
-        form = _ChatForm(request, self._engine)
-        return await answer(http, self._engine, requests_of(request, [prompt]), request.stream, form)
-
-    async def completions(self, http: web.Request) -> web.StreamResponse:
-        """POST /v1/completions."""
-        request = await read_body(http, CompletionRequest)
-        encode = self._engine.prompts.encode_inputs
-        prompts, batched = await off_loop_if_long(http, encode, request.prompt)
-        if not all(prompts) or not prompts:
-            raise _refused("Prompt cannot be empty")
-        form = _CompletionForm(request, self._engine, self._echoes(request, prompts))
-        requests = requests_of(request, prompts, batched=batched)
-        return await answer(http, self._engine, requests, request.stream, form)
-
-    def _echoes(self, request: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[str]:
-        if not request.echo:
-            return [""] * len(prompts)
+async def completions(engine: Engine, http: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    request = await read_body(http, CompletionRequest)
+    prompts, batched = await off_loop_if_long(http, engine.prompts.encode_inputs, request.prompt)
+    if not all(prompts) or not prompts:
+        raise _refused("Prompt cannot be empty")
+    echoes = [""] * len(prompts)
+    if request.echo:
         texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        return [
-            text if isinstance(text, str) else self._engine.prompts.decode(list(prompt))
+        echoes = [
+            text if isinstance(text, str) else engine.prompts.decode(list(prompt))
             for text, prompt in zip(texts, prompts, strict=False)
         ]
+    form = _CompletionForm(request, engine, echoes)
+    requests = requests_of(request, prompts, batched=batched)
+    return await answer(http, engine, requests, request.stream, form)
+
+
+async def converted_chat(
+    http: web.Request,
+    engine: Engine,
+    convert: Callable[[dict[str, Any]], dict[str, Any]],
+    body: dict[str, Any],
+    fields: Mapping[str, Any],
+) -> tuple[ChatRequest, tuple[int, ...]]:
+    """The chat request, with these fields, to which a request of another API is converted, and its prompt.
+
+    Raises ValueError.
+    """
+    try:
+        chat = ChatRequest.model_validate(convert(body) | dict(fields))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    if problem := problem_of_chat(chat):
+        raise ValueError(problem)
+    return chat, await off_loop_if_long(http, engine.prompts.encode_chat, chat.body)
 
 
 def problem_of_chat(request: ChatRequest) -> str | None:
@@ -100,7 +112,6 @@ class _Form(Form):
         super().__init__(engine)
         self._request = request
         self._created = int(time.time())
-        self._last: dict[int, Output] = {}
 
     def failed(self, message: str, status: int) -> Iterable[Event]:
         if status == HTTPStatus.BAD_REQUEST:
@@ -118,7 +129,7 @@ class _Form(Form):
 
     def end(self) -> Iterable[Event]:
         """Chunks with `sglext` and the usage, if the request asks for them."""
-        outputs = [self._last[choice] for choice in sorted(self._last)]
+        outputs = [self.last[choice] for choice in sorted(self.last)]
         chunk = self._envelope(self.chunk_kind, outputs[-1], [])
         if extension := self._extension(outputs):
             yield chunk | {"usage": None} | extension
@@ -180,15 +191,14 @@ class _ChatForm(_Form):
         return {"index": output.choice, "message": message}
 
     def part(self, output: Output) -> Iterable[Event]:
-        if output.choice not in self._last:
+        if output.choice not in self.last:
             yield self._chunk(output, {"role": "assistant", "content": ""}, _UNFINISHED)
-        self._last[output.choice] = output
         if text := self.new_text(output):
             usage = {"usage": self._usage([output])} if self._request.continuous_usage else {}
             yield self._chunk(output, {"content": text}, _UNFINISHED) | usage
 
     def end(self) -> Iterable[Event]:
-        for output in self._last.values():
+        for output in self.last.values():
             yield self._chunk(output, {}, _ending(output))
         yield from super().end()
 
@@ -208,8 +218,7 @@ class _CompletionForm(_Form):
         return {"index": output.choice, "text": self._echo(output) + output.text}
 
     def part(self, output: Output) -> Iterable[Event]:
-        echo = "" if output.choice in self._last else self._echo(output)
-        self._last[output.choice] = output
+        echo = "" if output.choice in self.last else self._echo(output)
         choice = {"index": output.choice, "text": echo + self.new_text(output), **_ending(output)}
         usage = self._usage([output]) if self._request.continuous_usage else None
         yield self._envelope(self.chunk_kind, output, [choice]) | {"usage": usage}

@@ -1,24 +1,23 @@
 """Renders and tokenizes a request's prompt as SGLang 0.5.23's serving_chat does with transformers' tokenizer.
 
-The whole prompt is rendered and tokenized. Tests compare the gateway's incremental counter with this module,
-so the two share no counting code.
+The input of the chat template is that of the gateway, which is tested against prompts recorded from SGLang. The whole
+prompt is rendered and tokenized. Tests compare the gateway's incremental counter with this module, so the two share no
+counting code.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 import orjson
 
-from dps_gateway.prompt.chat import normalized_schema
+from dps_gateway.prompt.chat import ChatInput, chat_input, content_format
 from dps_gateway.prompt.messages import renders_inline_system
 from dps_local.emulated_sglang.generation import Vocabulary
-from dps_local.emulated_sglang.protocol import ChatRequest, Tool, ToolChoice
 
 VOCABULARY_SIZE = 2048
 Inputs = str | list[str] | list[int] | list[list[int]]
-MEDIA_KEYWORDS = ("image", "audio", "video", "vision")
 
 
 class Prompts:
@@ -27,9 +26,9 @@ class Prompts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._adds_special_tokens = len(tokenizer.encode("")) > 0
-        self._parts_template = _iterates_over_content(tokenizer.chat_template)
-        template = tokenizer.chat_template
-        self.renders_inline_system = isinstance(template, str) and renders_inline_system(template)
+        template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+        self._content_format = content_format(template)
+        self.renders_inline_system = renders_inline_system(template)
         """Whether the chat template renders a system message that is not the first message."""
 
     @classmethod
@@ -61,8 +60,7 @@ class Prompts:
 
     def prompt_tokens(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> int:
         """L: the number of tokens of a chat's rendered prompt, including tools and generation prompt."""
-        chat = {"messages": messages, "tools": list(tools) or None}
-        return len(self.encode_chat(ChatRequest.model_validate(chat)))
+        return len(self.encode_chat({"messages": messages, "tools": list(tools)}))
 
     def text_tokens(self, text: str) -> int:
         """The number of tokens of a text, without adding special tokens."""
@@ -72,20 +70,25 @@ class Prompts:
         """The text of `token_ids`, without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def encode_chat(self, request: ChatRequest) -> tuple[int, ...]:
-        """The prompt of a chat request. Raises ValueError where SGLang answers with status 400."""
-        if request.input_ids is not None:
-            return tuple(request.input_ids)
-        messages = [self._template_message(message.model_dump()) for message in request.messages]
-        messages, prefix = _last_assistant_message(messages, request.continue_final_message)
-        kwargs = dict(request.chat_template_kwargs or {})
-        if request.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", request.reasoning_effort)
-        text = self._render(messages, _template_tools(request), kwargs)
+    def encode_chat(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+        """The prompt of a valid chat request. Raises ValueError where SGLang answers with status 400."""
+        if body.get("input_ids") is not None:
+            return tuple(body["input_ids"])
+        try:
+            chat = chat_input(dict(body), self._content_format)
+        except orjson.JSONDecodeError as error:
+            raise ValueError("Assistant tool call function.arguments must be valid JSON.") from error
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"invalid chat: {error!r}") from error
+        for message in chat.messages:
+            for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
+                if not isinstance(call["function"]["arguments"], dict | None):
+                    raise ValueError("Assistant tool call function.arguments must be a JSON object.")
+        text = self._render(chat)
         special = {"add_special_tokens": False} if self._adds_special_tokens else {}
         prompt = list(self._tokenizer.encode(text, **special))
-        if prefix:
-            answer = list(self._tokenizer.encode(prefix))
+        if chat.continuation:
+            answer = list(self._tokenizer.encode(chat.continuation))
             prompt += answer[1:] if answer[:1] == [self._tokenizer.bos_token_id] else answer
         return tuple(prompt)
 
@@ -113,105 +116,19 @@ class Prompts:
             raise ValueError("the tokenizer has no token that is a word with a space before it")
         return Vocabulary(tuple(pieces), pieces, int(tokenizer.eos_token_id))
 
-    def _template_message(self, message: dict[str, Any]) -> dict[str, Any]:
-        _parse_arguments(message)
-        content = message["content"]
-        if content is None:
-            content = ""
-        elif isinstance(content, list) and self._parts_template:
-            content = [part for part in content if part["type"] in ("text", "tool_reference")]
-            if message["role"] == "tool" and all(part["type"] == "text" for part in content):
-                content = " ".join(part["text"] for part in content)
-        elif isinstance(content, list):
-            content = " ".join(part["text"] for part in content if part["type"] == "text")
-        return {key: value for key, value in {**message, "content": content}.items() if value is not None}
-
-    def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
-    ) -> str:
+    def _render(self, chat: ChatInput) -> str:
         def render(tools: list[dict[str, Any]] | None) -> str:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+                    chat.messages, tools=tools, tokenize=False, add_generation_prompt=True, **chat.variables
                 )
             )
 
         try:
-            return render(tools)
+            return render(chat.tools)
         except Exception:
             # Some templates expect tools without the OpenAI wrapper.
             try:
-                return render([tool["function"] for tool in tools] if tools else None)
+                return render([tool["function"] for tool in chat.tools] if chat.tools else None)
             except (jinja2.TemplateError, TypeError) as error:
                 raise ValueError(str(error)) from error
-
-
-def _template_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools passed to the template: none for `tool_choice: none`, only the named one for a named choice."""
-    tools: list[Tool] = request.tools or []
-    if request.tool_choice == "none":
-        return None
-    if isinstance(request.tool_choice, ToolChoice):
-        chosen = request.tool_choice.function.name
-        tools = [tool for tool in tools if tool.function.name == chosen]
-    dumped = [tool.model_dump() for tool in tools]
-    for tool in dumped:
-        tool["function"]["parameters"] = normalized_schema(tool["function"]["parameters"])
-    return dumped or None
-
-
-def _parse_arguments(message: dict[str, Any]) -> None:
-    """Parse tool call arguments: templates expect objects. Raises ValueError if they are not a JSON object."""
-    if message["role"] != "assistant":
-        return
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"]["arguments"]
-        if not isinstance(arguments, str):
-            continue
-        try:
-            parsed = orjson.loads(arguments)
-        except orjson.JSONDecodeError as error:
-            raise ValueError("Assistant tool call function.arguments must be valid JSON.") from error
-        if not isinstance(parsed, dict):
-            raise ValueError("Assistant tool call function.arguments must be a JSON object.")
-        call["function"]["arguments"] = parsed
-
-
-def _last_assistant_message(
-    messages: list[dict[str, Any]], continued: bool
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Split off a final assistant message if the answer continues it; otherwise make it a user message."""
-    last = messages[-1]
-    if last["role"] != "assistant" or not isinstance(last["content"], str):
-        return messages, None
-    if continued:
-        return messages[:-1], last["content"]
-    return [*messages[:-1], {"role": "user", "content": last["content"]}], None
-
-
-def _iterates_over_content(template: Any) -> bool:
-    """Whether a template takes content as a list of parts, as detected by SGLang's jinja_template_utils."""
-    if not isinstance(template, str):
-        return False
-    if any(keyword in template for keyword in MEDIA_KEYWORDS):
-        return True
-    try:
-        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except jinja2.TemplateSyntaxError:
-        return False
-    loops = tree.find_all(jinja2.nodes.For)
-    return any(_is_content(loop.iter, name) for loop in loops for name in ("message", "msg", "m"))
-
-
-def _is_content(node: jinja2.nodes.Node | None, variable: str) -> bool:
-    if isinstance(node, jinja2.nodes.Filter | jinja2.nodes.Test):
-        return _is_content(node.node, variable)
-    if isinstance(node, jinja2.nodes.Getitem):
-        if isinstance(node.arg, jinja2.nodes.Slice):
-            return _is_content(node.node, variable)
-        named = isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
-    elif isinstance(node, jinja2.nodes.Getattr):
-        named = node.attr == "content"
-    else:
-        return False
-    return named and isinstance(node.node, jinja2.nodes.Name) and node.node.name == variable

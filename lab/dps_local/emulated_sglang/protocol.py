@@ -1,14 +1,13 @@
 """Request models: the fields of SGLang 0.5.23's entrypoints/openai/protocol.py that affect the response.
 
-Field order and defaults matter, because messages and tools are passed to the chat template as they are
-declared here. Unknown fields are ignored, as in SGLang.
+Unknown fields are ignored, as in SGLang.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_serializer, model_validator
+from pydantic import AfterValidator, BaseModel, field_validator, model_validator
 
-from dps_local.emulated_sglang.generation import SamplingParams
+from dps_local.emulated_sglang.generation import SamplingFields, SamplingParams
 from dps_local.emulated_sglang.radix import Namespace
 
 
@@ -60,40 +59,17 @@ class ToolCall(BaseModel):
 
 
 class Function(BaseModel):
-    """A tool's function. It is dumped in the client's key order; fields that the client omitted come last."""
-
     description: str | None = None
     name: str
     parameters: Any = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    key_order: list[str] = Field(default_factory=list, exclude=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _remember_key_order(cls, data: Any) -> Any:
-        return {**data, "key_order": list(data)} if isinstance(data, dict) else data
-
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: Any) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        for optional in ("strict", "defer_loading"):
-            if data[optional] is None:
-                del data[optional]
-        sent = [key for key in self.key_order if key in data]
-        return {key: data[key] for key in [*sent, *(key for key in data if key not in sent)]}
 
 
 class Tool(BaseModel):
     type: str = "function"
     function: Function
     defer_loading: bool | None = None
-
-    @model_validator(mode="after")
-    def _pass_defer_loading_on(self) -> Self:
-        if self.defer_loading is not None and self.function.defer_loading is None:
-            self.function.defer_loading = self.defer_loading
-        return self
 
 
 class GenericMessage(BaseModel):
@@ -155,22 +131,6 @@ def _spread(field: str, value: list[str] | str | None, prompts: int, batch: bool
     return [item or None for item in value]
 
 
-class SamplingFields(BaseModel):
-    """The sampling parameters that all APIs of SGLang have."""
-
-    n: int = Field(default=1, ge=1)
-    temperature: float | None = None
-    top_p: float | None = None
-    ignore_eos: bool = False
-
-    def params(self, longest: int | None) -> SamplingParams:
-        """The engine's sampling parameters, with a limit of the answer's length in tokens."""
-        temperature = 1.0 if self.temperature is None else self.temperature
-        return SamplingParams(
-            longest, self.ignore_eos, self.n, temperature, 1.0 if self.top_p is None else self.top_p
-        )
-
-
 class OpenAIRequest(CacheFields, SamplingFields):
     """The fields that both OpenAI endpoints have."""
 
@@ -192,9 +152,15 @@ class OpenAIRequest(CacheFields, SamplingFields):
         """Whether every content chunk includes usage."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def longest(self) -> int | None:
+        """The limit of the answer's length in tokens."""
+        return self.max_tokens
+
     def sampling(self) -> SamplingParams:
         """The engine's sampling parameters."""
-        return self.params(self.max_tokens)
+        fields = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        return SamplingParams(max_new_tokens=self.longest, **fields)
 
 
 class CompletionRequest(OpenAIRequest):
@@ -207,59 +173,22 @@ class ChatRequest(OpenAIRequest):
     messages: list[GenericMessage | UserMessage]
     max_completion_tokens: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: ToolChoice | Literal["auto", "required", "none"] = "auto"
+    tool_choice: ToolChoice | Literal["auto", "required", "none"] | None = None
     reasoning_effort: str | float | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     input_ids: list[int] | None = None
+    body: dict[str, Any]
+    """The request as it was sent, from which the prompt is rendered."""
 
     @model_validator(mode="before")
     @classmethod
-    def _default_tool_choice(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("tool_choice") is None:
-            return {**values, "tool_choice": "none" if values.get("tools") is None else "auto"}
-        return values
+    def _keep_body(cls, values: Any) -> Any:
+        return {**values, "body": values} if isinstance(values, dict) else values
 
-    @model_validator(mode="before")
-    @classmethod
-    def _settle_reasoning(cls, values: Any) -> Any:
-        """Convert `reasoning` and `reasoning_effort` to the template arguments that chat templates expect."""
-        if not isinstance(values, dict):
-            return values
-        values, thinking = dict(values), None
-        reasoning = values.get("reasoning")
-        if isinstance(reasoning, dict):
-            effort = reasoning.get("effort", reasoning.get("reasoning_effort"))
-            if effort is not None:
-                values["reasoning_effort"] = effort
-            enabled = reasoning.get("enabled", reasoning.get("enable", False))
-            if isinstance(enabled, str):
-                enabled = enabled.strip().lower() in {"1", "true", "yes", "y", "on"}
-            thinking = True if enabled else None
-        if values.get("reasoning_effort") is not None:
-            thinking = values["reasoning_effort"] != "none"
-        if thinking is not None:
-            kwargs = values.get("chat_template_kwargs")
-            values["chat_template_kwargs"] = {
-                "thinking": thinking,
-                "enable_thinking": thinking,
-                **(kwargs if isinstance(kwargs, dict) else {}),
-            }
-        return values
-
-    def sampling(self) -> SamplingParams:
-        """The engine's sampling parameters."""
-        return self.params(self.max_completion_tokens or self.max_tokens)
-
-
-class GenerateSampling(SamplingFields):
-    """`sampling_params` of /generate."""
-
-    max_new_tokens: int | None = 128
-
-    def sampling(self) -> SamplingParams:
-        """The engine's sampling parameters."""
-        return self.params(self.max_new_tokens)
+    @property
+    def longest(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
 
 class GenerateRequest(CacheFields):
@@ -267,6 +196,6 @@ class GenerateRequest(CacheFields):
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: GenerateSampling | list[GenerateSampling] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
     stream: bool = False
     rid: str | list[str] | None = None

@@ -8,12 +8,13 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dps_gateway.prompt.responses import chat_request
 from dps_local.emulated_sglang.answer import Event, Form, answer, final_outputs
@@ -22,11 +23,10 @@ from dps_local.emulated_sglang.http import (
     BadBodyError,
     RefusedError,
     json_response,
-    off_loop_if_long,
     read_body,
 )
-from dps_local.emulated_sglang.openai_api import problem_of_chat, requests_of
-from dps_local.emulated_sglang.protocol import CacheFields, ChatRequest
+from dps_local.emulated_sglang.openai_api import converted_chat, requests_of
+from dps_local.emulated_sglang.protocol import CacheFields
 
 RESERVED_TOKENS = 2
 """SGLang subtracts these from `max_output_tokens`."""
@@ -95,7 +95,10 @@ class ResponsesEndpoints:
 
     async def create(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
-        request = await _read(http)
+        try:
+            request = await read_body(http, ResponsesRequest)
+        except BadBodyError as error:
+            raise _refused(str(error), kind="Bad Request") from error
         requests = await self._requests(http, request)
         form = _Form(request, self._engine, self._store)
         if not request.background or request.stream:
@@ -162,20 +165,17 @@ class ResponsesEndpoints:
         if request.previous_response_id is not None:
             self._response_of(request.previous_response_id)
             items = [*self._items[request.previous_response_id], *items]
+        if not items and not request.instructions:
+            raise _refused(
+                "Cannot apply chat template to an empty conversation. Provide at least one message. None"
+            )
+        convert = partial(chat_request, inline_system=self._engine.prompts.renders_inline_system)
+        body, fields = request.model_dump() | {"input": items}, request.sampling_fields()
         try:
-            body = request.model_dump() | {"input": items}
-            fields = chat_request(body, inline_system=self._engine.prompts.renders_inline_system)
-            chat = ChatRequest.model_validate(fields | request.sampling_fields())
-            if not chat.messages:
-                raise _refused(
-                    "Cannot apply chat template to an empty conversation. Provide at least one message. None"
-                )
-            if problem := problem_of_chat(chat):
-                raise _refused(problem)
-            prompt = await off_loop_if_long(http, self._engine.prompts.encode_chat, chat)
-            return requests_of(chat, [prompt])
-        except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
+            chat, prompt = await converted_chat(http, self._engine, convert, body, fields)
+        except ValueError as error:
             raise _refused(str(error)) from error
+        return requests_of(chat, [prompt])
 
     def _store(self, request: ResponsesRequest, response: dict[str, Any]) -> None:
         if not self._stores or not request.store:
@@ -195,7 +195,6 @@ class _Form(Form):
         self._request = request
         self._store = store
         self._numbers = itertools.count()
-        self._last: Output | None = None
         self._item = _message("")
         self._place = {"item_id": self._item["id"], "output_index": 0, "content_index": 0}
 
@@ -208,10 +207,8 @@ class _Form(Form):
             yield self._event(kind, response=_response(self._request, "in_progress"))
 
     def part(self, output: Output) -> Iterable[Event]:
-        begun = self._last is not None and bool(self._last.text)
-        self._last = output
         text = self.new_text(output)
-        if text and not begun:
+        if text and text == output.text:
             opening = self._item | {"content": [], "status": "in_progress"}
             yield self._event("response.output_item.added", item=opening, output_index=0)
             yield self._event("response.content_part.added", part=_part(""), **self._place)
@@ -219,8 +216,7 @@ class _Form(Form):
             yield self._event("response.output_text.delta", delta=text, logprobs=[], **self._place)
 
     def end(self) -> Iterable[Event]:
-        output, item = self._last, self._item
-        assert output is not None
+        output, item = self.last[0], self._item
         if output.text:
             item["content"] = [_part(output.text)]
             yield self._event("response.output_text.done", text=output.text, logprobs=[], **self._place)
@@ -254,14 +250,6 @@ class _Form(Form):
         }
         self._store(self._request, response)
         return response
-
-
-async def _read(http: web.Request) -> ResponsesRequest:
-    """The request. Raises RefusedError if it is invalid."""
-    try:
-        return await read_body(http, ResponsesRequest)
-    except BadBodyError as error:
-        raise _refused(str(error), kind="Bad Request") from error
 
 
 def _refused(

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 
 from aiohttp import web
 
@@ -13,9 +14,9 @@ from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.flags import parse
 from dps_local.emulated_sglang.http import Handler, acceptance, errors, require_api_key, starlette_headers
 from dps_local.emulated_sglang.info import InfoEndpoints
-from dps_local.emulated_sglang.messages_api import MessagesEndpoints
-from dps_local.emulated_sglang.native_api import NativeEndpoints
-from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
+from dps_local.emulated_sglang.messages_api import count_tokens, messages
+from dps_local.emulated_sglang.native_api import generate
+from dps_local.emulated_sglang.openai_api import chat, completions
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.responses_api import ResponsesEndpoints
 from dps_local.emulated_sglang.settings import EngineSettings
@@ -49,17 +50,14 @@ def create_app(
         await engine.stop()
 
     app.cleanup_ctx.append(running)
-    openai = OpenAIEndpoints(engine)
-    messages = MessagesEndpoints(engine)
     responses = ResponsesEndpoints(engine)
-    native = NativeEndpoints(engine)
-    info = InfoEndpoints(engine, faults)
+    info = InfoEndpoints(engine)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", openai.chat),
-            web.post("/v1/completions", openai.completions),
-            web.post("/v1/messages", messages.messages),
-            web.post("/v1/messages/count_tokens", messages.count_tokens),
+            web.post("/v1/chat/completions", partial(chat, engine)),
+            web.post("/v1/completions", partial(completions, engine)),
+            web.post("/v1/messages", partial(messages, engine)),
+            web.post("/v1/messages/count_tokens", partial(count_tokens, engine)),
             web.post("/v1/embeddings", info.embeddings),
             web.post("/v1/responses", responses.create),
             _get("/v1/responses/{id}", responses.retrieve),
@@ -67,8 +65,8 @@ def create_app(
             _get("/v1/models", info.models),
             _get("/v1/models/{model:.+}", info.model),
             _get("/v1/loads", info.loads),
-            web.post("/generate", native.generate),
-            web.put("/generate", native.generate),
+            web.post("/generate", partial(generate, engine)),
+            web.put("/generate", partial(generate, engine)),
             *(_get(path, info.health) for path in ("/health", "/health_generate", "/ready", "/ping")),
             *(_get(path, info.server_info) for path in ("/server_info", "/get_server_info")),
             *(_get(path, info.model_info) for path in ("/model_info", "/get_model_info")),
@@ -76,7 +74,6 @@ def create_app(
             web.post("/flush_cache", info.flush_cache),
             web.post("/abort_request", info.abort),
             web.get("/metrics", info.metrics),
-            web.get("/emulate", faults.get),
             web.post("/emulate", faults.set),
         ]
     )
