@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from dps_operator.build.engine import engine_deployment
 from dps_operator.objects import Manifest
 from dps_testkit.operator.gpu_nodes import OFFERS, Offer
-from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from dps_testkit.operator.routers import SMALLEST
+from tests.operator.objects import engine_pod
 
 
 def satisfied(labels: dict[str, str], expression: dict[str, Any]) -> bool:
@@ -30,8 +30,7 @@ def runs_on(pod: Manifest, node: Offer) -> bool:
 @pytest.mark.parametrize("name", OFFERS)
 def test_engines_run_only_on_the_node_that_offers_gpus_as_the_spec_says(name: str) -> None:
     offer = OFFERS[name]
-    made = engine_deployment(router({**SMALLEST, **offer.spec}), "greedy", SETTINGS)
-    pod = made["spec"]["template"]["spec"]
+    pod = engine_pod({**SMALLEST, **offer.spec})
     suitable = {
         other for other, node in OFFERS.items() if node.platform == offer.platform and runs_on(pod, node)
     }

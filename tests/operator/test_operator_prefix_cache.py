@@ -12,8 +12,8 @@ from dps_operator.api import quantity_bytes
 from dps_operator.build import children
 from dps_operator.build.engine import engine_deployment
 from dps_operator.errors import SpecError
-from dps_operator.objects import Manifest
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router
+from tests.operator.objects import engine_container, engine_pod
 
 NAMES = {"prefix-cache-plugin"}
 
@@ -23,12 +23,6 @@ def changed(**fields: Any) -> dict[str, Any]:
     return {**PREFIX_CACHE, "prefixCache": {**PREFIX_CACHE["prefixCache"], **fields}}
 
 
-def pod(spec: dict[str, Any]) -> Manifest:
-    """The pod spec of the greedy engines."""
-    found: Manifest = engine_deployment(router(spec), "greedy", SETTINGS)["spec"]["template"]["spec"]
-    return found
-
-
 @pytest.mark.parametrize(
     ("engine", "memory"),
     [({}, "164034Mi"), ({"args": ["--hicache-size", "20"]}, "117377Mi")],
@@ -36,7 +30,7 @@ def pod(spec: dict[str, Any]) -> Manifest:
 )
 def test_copies_of_kv_are_added_to_the_default_memory_request(engine: dict[str, Any], memory: str) -> None:
     spec = {**PREFIX_CACHE, "engine": {**PREFIX_CACHE["engine"], **engine}}
-    assert pod(spec)["containers"][0]["resources"]["requests"]["memory"] == memory
+    assert engine_container(spec)["resources"]["requests"]["memory"] == memory
 
 
 NOT_SHARED: dict[str, dict[str, Any]] = {
@@ -94,8 +88,7 @@ def test_plugin_precedes_the_specs_own_python_path(
         "engine": {"version": "0.5.23", "env": both},
         "pools": {**PREFIX_CACHE["pools"], "greedy": {"env": own}},
     }
-    (engine,) = pod(spec)["containers"]
-    assert [one for one in engine["env"] if one["name"] == "PYTHONPATH"] == [
+    assert [one for one in engine_container(spec)["env"] if one["name"] == "PYTHONPATH"] == [
         {"name": "PYTHONPATH", "value": expected}
     ]
 
@@ -105,7 +98,7 @@ def test_python_path_from_another_object_is_refused() -> None:
     env = [{"name": "PYTHONPATH", "valueFrom": source}]
     spec = {**PREFIX_CACHE, "engine": {"version": "0.5.23", "env": env}}
     with pytest.raises(SpecError, match=r"PYTHONPATH must be set by value with spec\.prefixCache"):
-        pod(spec)
+        engine_pod(spec)
 
 
 AUTH = {"gateway": {"auth": {"secretName": "keys"}}}
@@ -129,7 +122,7 @@ SHARING_TENANTS = {"gateway": {"auth": {"secretName": "keys", "isolateCache": Fa
 def test_engines_with_separate_caches_have_the_plugin_if_tenants_are_separated(
     spec: dict[str, Any], installed: bool
 ) -> None:
-    found = pod(spec)
+    found = engine_pod(spec)
     (engine,) = found["containers"]
     containers = [one["name"] for one in found.get("initContainers", [])]
     volumes = {one["name"] for one in found["volumes"]} & NAMES

@@ -13,6 +13,7 @@ from dps_operator.errors import SpecError
 from dps_operator.objects import ENGINE
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 from tests.operator.harness import OperatorHarness
+from tests.operator.objects import engine_container
 
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
     "default": ({}, {}, ("lmsysorg/sglang:v0.5.23", "SGLang 0.5.23")),
@@ -58,8 +59,7 @@ def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
     assert [one["service"]["port"] for one in services] == [30000, 8000]
     ports: dict[PoolName, int] = {"speculative": 30000, "greedy": 8000}
     for name, port in ports.items():
-        container = engine_deployment(mixed, name, SETTINGS)["spec"]["template"]["spec"]["containers"][0]
-        assert container["ports"][0]["containerPort"] == port
+        assert engine_container(MIXED, name)["ports"][0]["containerPort"] == port
         assert engine_service(mixed, name)["spec"]["ports"][0]["port"] == port
         (policy,) = [one for one in network_policies(mixed) if one["metadata"]["name"] == f"qwen-{name}"]
         assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port}]
@@ -71,8 +71,7 @@ def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
 def test_vllm_sends_no_usage_statistics_unless_the_spec_asks_for_them(
     env: list[dict[str, str]], value: str
 ) -> None:
-    made = engine_deployment(router(with_greedy({"runtime": "VLLM", "env": env}, {})), "greedy", SETTINGS)
-    (container,) = made["spec"]["template"]["spec"]["containers"]
+    container = engine_container(with_greedy({"runtime": "VLLM", "env": env}, {}))
     (variable,) = [one for one in container["env"] if one["name"] == "VLLM_NO_USAGE_STATS"]
     assert variable["value"] == value
 
