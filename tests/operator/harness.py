@@ -131,6 +131,15 @@ class OperatorHarness:
                 self.available(name, self.object(kind, name)["spec"].get("replicas", 1), kind)
 
 
+async def serving(spec: dict[str, Any]) -> OperatorHarness:
+    """A DPSRouter whose rollouts have finished."""
+    harness = OperatorHarness(spec)
+    await harness.reconcile()
+    harness.rolled_out()
+    await harness.reconcile()
+    return harness
+
+
 class ScalingHarness(OperatorHarness):
     """A DPSRouter with one gateway, which the operator scales, and whose pools have the replicas that they request."""
 

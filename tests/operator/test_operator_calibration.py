@@ -7,8 +7,6 @@ import pytest
 import yaml
 
 from dps_operator.build.calibration import calibration_cron_job
-from dps_operator.build.gateway import gateway_config, gateway_deployment
-from dps_operator.build.network import network_policies
 from dps_operator.effective import Router
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router
@@ -36,31 +34,6 @@ def arguments(of: Router) -> dict[str, str]:
     assert command == "calibrate"
     pairs = [option for each in options for option in ((each, "") if each == "--one-gpu" else (each,))]
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-
-def test_the_cron_job_calibrates_the_fleet_on_the_logs_of_all_gateways() -> None:
-    (job,) = calibration_cron_job(calibrated({}), SETTINGS)
-    spec = job["spec"]
-    assert {key: spec[key] for key in ("schedule", "timeZone", "concurrencyPolicy", "suspend")} == {
-        "schedule": "0 3 * * *",
-        "timeZone": "Etc/UTC",
-        "concurrencyPolicy": "Forbid",
-        "suspend": False,
-    }
-    job_pod = spec["jobTemplate"]["spec"]["template"]["spec"]
-    (container,) = job_pod["containers"]
-    assert job_pod["activeDeadlineSeconds"] == 3600
-    assert (container["image"], container["terminationMessagePath"]) == ("lab:1", "/dev/termination-log")
-    assert arguments(calibrated({})) == {
-        "--workload": "http://qwen-metrics.serving.svc:9090/decisions",
-        "--fleet": "speculative=1,greedy=1",
-        "--replicas": "2",
-        "--cache": "separate",
-        "--hardware": "a100-7b",
-        "--algorithm": "STANDALONE",
-        "--objective": "session",
-        "--recommendation": "/dev/termination-log",
-    }
 
 
 @pytest.mark.parametrize(
@@ -104,18 +77,6 @@ def test_a_name_that_is_too_long_for_a_cron_job_is_an_error() -> None:
     assert calibration_cron_job(router(spec, "r" * 40), SETTINGS)
     with pytest.raises(SpecError, match="at most 40 characters"):
         calibration_cron_job(router(spec, "r" * 41), SETTINGS)
-
-
-def test_gateways_keep_a_decision_log_and_admit_the_calibration() -> None:
-    plain, logged = router(SMALLEST), calibrated({}, networkPolicy={})
-    assert "decisionLog" not in gateway_config(plain)["routing"]
-    assert gateway_config(logged)["routing"]["decisionLog"] == "/var/cache/dps/decisions.jsonl"
-    templates = [gateway_deployment(one, SETTINGS, "")["spec"]["template"] for one in (plain, logged)]
-    assert templates[0]["metadata"]["annotations"] != templates[1]["metadata"]["annotations"], "no restart"
-    policy = network_policies(logged)[0]
-    (admin,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == 9090]
-    components = [each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in admin["from"]]
-    assert components == ["calibration"]
 
 
 class CalibrationHarness(OperatorHarness):

@@ -9,16 +9,14 @@ from prometheus_client import REGISTRY
 
 from dps_operator.app import application
 from dps_operator.errors import ClusterError
-from dps_operator.observe import Observations
+from dps_operator.objects import Key
 from dps_operator.reconcile import READY, REPLICAS, ROLLOUT_FAILED
 from dps_operator.settings import Settings
 from dps_operator.watch import Resync
 from dps_operator.work_queue import FAILED, WorkQueue
 from dps_testkit.operator.routers import SMALLEST
-from tests.operator.fake_cluster import FakeCluster
-from tests.operator.harness import OperatorHarness
+from tests.operator.harness import KEY, OperatorHarness
 
-KEY = ("serving", "qwen")
 LABELS = {"router_namespace": "serving", "router": "qwen"}
 
 
@@ -31,21 +29,6 @@ def _clear_metrics() -> Iterator[None]:
         gauge.clear()
 
 
-class Reconciles:
-    """Fails `failures` times, then succeeds. Records the metric's value at the start of each reconcile."""
-
-    def __init__(self, failures: int) -> None:
-        self._failures = failures
-        self.counted: list[float | None] = []
-        self.good = asyncio.Event()
-
-    async def __call__(self, key: tuple[str, str]) -> None:
-        self.counted.append(failed_reconciles())
-        if len(self.counted) <= self._failures:
-            raise ClusterError("unavailable")
-        self.good.set()
-
-
 def failed_reconciles() -> float | None:
     return REGISTRY.get_sample_value("dps_operator_failed_passes", LABELS)
 
@@ -55,16 +38,21 @@ def ready() -> float | None:
 
 
 async def test_failed_reconciles_are_counted_until_one_succeeds() -> None:
-    reconciles = Reconciles(failures=2)
-    queue = WorkQueue(reconciles)
+    counted: list[float | None] = []
+
+    async def reconcile(_: Key) -> None:
+        counted.append(failed_reconciles())
+        if len(counted) <= 2:
+            raise ClusterError("unavailable")
+
+    queue = WorkQueue(reconcile)
     queue.add(KEY, 0)
     async with asyncio.timeout(30):
         task = asyncio.create_task(queue.work())
-        await reconciles.good.wait()
-        while failed_reconciles() is not None:  # noqa: ASYNC110 - a metric has no event
-            await asyncio.sleep(0)
+        while len(counted) < 3 or failed_reconciles() is not None:  # noqa: ASYNC110 - a metric has no event
+            await asyncio.sleep(0.01)
     task.cancel()
-    assert reconciles.counted == [None, 1, 2]
+    assert counted == [None, 1, 2]
 
 
 async def test_ready_metric_is_zero_until_children_are_ready_and_removed_with_the_router(
@@ -85,21 +73,18 @@ async def test_ready_metric_is_zero_until_children_are_ready_and_removed_with_th
     assert ready() is None
 
 
-async def test_replica_that_waits_for_the_lease_is_ready_and_healthy() -> None:
-    queue = WorkQueue(Reconciles(0))
-    made = Resync(FakeCluster(), Observations(), queue, Settings())
+async def test_replica_that_waits_for_the_lease_is_ready_and_healthy_and_a_leader_after_a_listing(
+    harness: OperatorHarness,
+) -> None:
+    queue, leading = WorkQueue(harness.reconciler.reconcile), asyncio.Event()
+    made = Resync(harness.cluster, harness.seen, queue, Settings())
     made.alive -= 100_000
-    async with TestClient(TestServer(application(queue, made, asyncio.Event(), Settings()))) as client:
+    async with TestClient(TestServer(application(queue, made, leading, Settings()))) as client:
         assert (await client.get("/readyz")).status == 200
         assert (await client.get("/healthz")).status == 200
-
-
-async def test_readiness_requires_a_complete_listing() -> None:
-    queue, leading = WorkQueue(Reconciles(0)), asyncio.Event()
-    leading.set()
-    made = Resync(FakeCluster(), Observations(), queue, Settings())
-    async with TestClient(TestServer(application(queue, made, leading, Settings()))) as client:
+        leading.set()
         assert (await client.get("/readyz")).status == 503
+        assert (await client.get("/healthz")).status == 500
         made.complete.set()
         assert (await client.get("/readyz")).status == 200
 

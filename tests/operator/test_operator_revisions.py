@@ -13,7 +13,7 @@ from dps_operator.build.engine import engine_deployment
 from dps_operator.objects import ENGINE, SPEC_HASH
 from dps_operator.rollout import history
 from dps_testkit.operator.routers import EVERYTHING, MOONCAKE, PREFIX_CACHE, SETTINGS, SMALLEST, router
-from tests.operator.harness import NOW, OperatorHarness
+from tests.operator.harness import NOW, OperatorHarness, serving
 from tests.operator.objects import replicas, workload
 
 NEXT_RELEASE = replace(SETTINGS, plugin_image="operator:2", gateway_image="gateway:2")
@@ -23,16 +23,6 @@ POOLS = ("qwen-speculative", "qwen-greedy")
 
 def templates(harness: OperatorHarness) -> list[Any]:
     return [copy.deepcopy(harness.object("Deployment", name)["spec"]["template"]) for name in POOLS]
-
-
-async def serving(spec: dict[str, Any]) -> OperatorHarness:
-    """A router whose pools serve."""
-    harness = OperatorHarness(spec)
-    await harness.reconcile()
-    for name in POOLS:
-        harness.available(name)
-    await harness.reconcile()
-    return harness
 
 
 async def test_upgrade_of_the_operator_restarts_no_engine() -> None:
