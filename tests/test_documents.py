@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from dps_gateway.config import parse_config
 from dps_local.assets import bundled_tokenizer, qwen_tokenizer
-from dps_local.processes import free_ports
+from dps_local.processes import free_ports, next_free_ports
 from dps_testkit.documents import DOCUMENTS, Block, all_blocks, blocks, run_by
 from dps_testkit.http import status_of
 from dps_testkit.paths import ROOT
@@ -44,7 +43,7 @@ class Sandbox:
     """
 
     def __init__(self, folder: Path, engines: Mapping[str, int]) -> None:
-        first = _consecutive_ports()
+        first = next_free_ports(20_000, 2)
         ports = free_ports(3)
         self._ports = {"8000": first, "8001": first + 1, "9090": ports[0]} | {
             port: engines.get(port, free) for port, free in zip(("30000", "30001"), ports[1:], strict=True)
@@ -122,18 +121,6 @@ class Sandbox:
 
     def _on_free_ports(self, text: str) -> str:
         return re.sub(r"\b(8000|8001|9090|30000|30001)\b", lambda match: str(self._ports[match[0]]), text)
-
-
-def _consecutive_ports() -> int:
-    """The first of two consecutive free ports."""
-    while True:
-        (port,) = free_ports(1)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-        return port
 
 
 def documents_run_here() -> list[str]:

@@ -12,7 +12,7 @@ from dps_operator.build.network import network_policies
 from dps_operator.errors import SpecError
 from dps_operator.objects import ENGINE
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from tests.operator.harness import OperatorHarness
+from tests.operator.harness import serving
 from tests.operator.objects import engine_container
 
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
@@ -95,32 +95,19 @@ def test_combination_that_does_not_exist_is_refused(spec: dict[str, Any], messag
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(
-    ("name", "engine", "image"),
-    [
-        ("qwen-speculative", "SGLang 0.5.24", "lmsysorg/sglang:v0.5.24"),
-        ("qwen-greedy", "VLLM 0.34.0", "vllm/vllm-openai:v0.34.0"),
-    ],
-)
-async def test_version_in_use_is_kept_for_each_runtime(name: str, engine: str, image: str) -> None:
-    harness = OperatorHarness(with_greedy({}, {"runtime": "VLLM"}))
-    await harness.reconcile()
-    for one in ("qwen-speculative", "qwen-greedy"):
-        harness.available(one)
-    harness.object("Deployment", name)["metadata"]["annotations"][ENGINE] = engine
+async def test_version_in_use_is_kept_for_the_runtime_of_one_pool() -> None:
+    harness = await serving(with_greedy({}, {"runtime": "VLLM"}))
+    harness.object("Deployment", "qwen-greedy")["metadata"]["annotations"][ENGINE] = "VLLM 0.34.0"
     harness.edit(with_greedy({}, {"runtime": "VLLM"}, nodePool={"profile": "None"}))
     await harness.reconcile()
     harness.available("qwen-speculative")
     await harness.reconcile()
-    container = harness.object("Deployment", name)["spec"]["template"]["spec"]["containers"][0]
-    assert container["image"] == image
+    container = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "vllm/vllm-openai:v0.34.0"
 
 
 async def test_change_of_the_runtime_takes_its_default_version() -> None:
-    harness = OperatorHarness(with_greedy({}, {}))
-    await harness.reconcile()
-    harness.available("qwen-greedy")
-    harness.available("qwen-speculative")
+    harness = await serving(with_greedy({}, {}))
     harness.edit(with_greedy({}, {"runtime": "VLLM"}))
     await harness.reconcile()
     pod = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]
