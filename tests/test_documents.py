@@ -7,9 +7,9 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import pytest
 
@@ -54,14 +54,6 @@ class Sandbox:
         (folder / ".venv").symlink_to(sys.prefix)
         (folder / "tokenizer").symlink_to(bundled_tokenizer())
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop_server()
-
     def write(self, name: str, text: str) -> None:
         """Write a file for later commands. A JSON object in a .jsonl file is joined into one line."""
         if name.endswith(".jsonl"):
@@ -76,7 +68,7 @@ class Sandbox:
             await self._finish(text)
 
     async def _serve(self, text: str) -> None:
-        await self._stop_server()
+        await self.aclose()
         port = self._ports[GATEWAY_PORT]
         log = self._folder / "server.log"
         with log.open("w") as output:
@@ -113,7 +105,8 @@ class Sandbox:
             stderr=asyncio.subprocess.STDOUT,
         )
 
-    async def _stop_server(self) -> None:
+    async def aclose(self) -> None:
+        """Stop the server."""
         if self._server is not None and self._server.returncode is None:
             os.killpg(self._server.pid, signal.SIGTERM)
             await self._server.wait()
@@ -139,7 +132,7 @@ async def test_commands_succeed_and_print_the_documented_output(document: str, t
             existing = {port: int(engine.url.rpartition(":")[2]) for port, engine in urls}
         folder = tmp_path / "sandbox"
         folder.mkdir()
-        async with Sandbox(folder, existing) as sandbox:
+        async with aclosing(Sandbox(folder, existing)) as sandbox:
             for block in found:
                 if block.file:
                     sandbox.write(block.file, block.text)

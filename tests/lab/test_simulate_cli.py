@@ -1,7 +1,6 @@
 """`dps simulate`: its options, its JSON, and its errors for invalid input."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -122,12 +121,6 @@ def test_bundled_workloads_have_their_documented_size(name: str, sessions: int, 
     workload = load_workload(name)
     assert name in WORKLOADS
     assert (len(workload), sum(len(session.turns) for session in workload)) == (sessions, turns)
-
-
-def test_share_of_bfcl_turns_with_a_delta_of_at_most_128_matches_the_paper() -> None:
-    lengths = [[0, *(turn.prompt_tokens for turn in session.turns)] for session in load_workload("bfcl")]
-    deltas = [later - earlier for session in lengths for earlier, later in pairwise(session)]
-    assert sum(delta <= 128 for delta in deltas) / len(deltas) == pytest.approx(0.72, abs=0.01)
 
 
 def test_mixture_assigns_exact_shares_at_random_and_replaces_the_acceptance_of_turns() -> None:

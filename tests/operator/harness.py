@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import yaml
+
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.autoscale import Activity, Autoscaler
 from dps_operator.cache_health import CacheHealth
@@ -119,6 +121,16 @@ class OperatorHarness:
         result: Manifest = self.cluster.objects["DPSRouter", *KEY]["status"]
         return result
 
+    def replicas(self) -> dict[PoolName, int]:
+        """The replicas that the Deployments of the pools request."""
+        return {pool: self.object("Deployment", f"qwen-{pool}")["spec"].get("replicas", 1) for pool in POOLS}
+
+    def routing(self) -> Manifest:
+        """The section `routing` of the gateways' configuration."""
+        config = yaml.safe_load(self.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])
+        result: Manifest = config["routing"]
+        return result
+
     def available(self, name: str, replicas: int = 1, kind: str = "Deployment") -> None:
         """Set the status of a Deployment or StatefulSet to that of a finished rollout."""
         live = self.object(kind, name)
@@ -168,10 +180,6 @@ class ScalingHarness(OperatorHarness):
                     else:
                         self.cluster.objects.pop(("Pod", KEY[0], f"{pool}-{number}"), None)
         return self.replicas()
-
-    def replicas(self) -> dict[PoolName, int]:
-        """The replicas that the Deployments request."""
-        return {pool: self.object("Deployment", f"qwen-{pool}")["spec"].get("replicas", 1) for pool in POOLS}
 
     async def poll(self, seconds: int = 0) -> dict[PoolName, int]:
         """Read the activity once, `seconds` later, and reconcile."""

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 
 from dps_operator.build.calibration import calibration_cron_job
 from dps_operator.effective import Router
@@ -103,8 +102,7 @@ class CalibrationHarness(OperatorHarness):
 
     def policy(self) -> tuple[str, int]:
         """The policy and the threshold in the gateways' configuration."""
-        routing = yaml.safe_load(self.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])["routing"]
-        return routing["policy"], routing["thresholdTokens"]
+        return self.routing()["policy"], self.routing()["thresholdTokens"]
 
 
 async def calibrated_harness(calibration: dict[str, Any]) -> CalibrationHarness:

@@ -3,14 +3,13 @@
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
 from dps_operator.api import quantity_bytes
-from dps_operator.build import children
 from dps_operator.build.engine import engine_deployment
+from dps_operator.build.gateway import gateway_config
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router
 from tests.operator.objects import engine_container, engine_pod
@@ -52,20 +51,10 @@ def test_engines_that_do_not_share_pages_are_the_same_as_without_the_field(spec:
         assert made["spec"] == engine_deployment(router(without), pool, SETTINGS)["spec"]
 
 
-def routing(spec: dict[str, Any]) -> Any:
-    """The section `routing` of the gateway's configuration."""
-    (config,) = (
-        one["data"]["config.yaml"]
-        for one in children(router(spec), SETTINGS, "")
-        if one["kind"] == "ConfigMap" and "config.yaml" in one.get("data", {})
-    )
-    return yaml.safe_load(config)["routing"]
-
-
 def test_gateway_takes_a_common_cache_into_account_only_if_the_engines_share_pages() -> None:
-    assert routing(PREFIX_CACHE)["commonPrefixCache"] is True
+    assert gateway_config(router(PREFIX_CACHE))["routing"]["commonPrefixCache"] is True
     for spec in NOT_SHARED.values():
-        assert "commonPrefixCache" not in routing(spec)
+        assert "commonPrefixCache" not in gateway_config(router(spec))["routing"]
 
 
 PYTHON_PATHS: dict[str, tuple[list[dict[str, str]], list[dict[str, str]], str]] = {
