@@ -15,18 +15,6 @@ KEYS = (
 )
 
 
-@pytest.fixture
-def trace_file(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
-    turns = [{"prompt_tokens": 500 + 90 * n, "output_tokens": 20, "think_seconds": 0} for n in range(3)]
-    lines = [
-        {"id": f"s{n}", "prefix": "p", "prefix_tokens": 400, "arrival_seconds": n / 2, "turns": turns}
-        for n in range(5)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_json_has_exactly_the_documented_keys(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--workload", str(trace_file), "--fleet", "speculative=1,greedy=1", "--one-gpu"]
     arguments += ["--cache", "common", "--policy", "DeltaPrefill", "--threshold", "128", "--concurrency", "2"]

@@ -187,6 +187,7 @@ def test_downloaded_models_of_known_size_are_limited(
 
 URLS: dict[str, tuple[dict[str, Any], str]] = {
     "Service": ({}, "http://qwen-gateway.serving.svc:8000"),
+    "Service with TLS": ({"tls": {"secretName": "tls"}}, "https://qwen-gateway.serving.svc:8000"),
     "HTTPRoute": (
         {"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example.com", "b.example.com"]}},
         "http://a.example.com",
@@ -201,6 +202,10 @@ URLS: dict[str, tuple[dict[str, Any], str]] = {
         "https://a.example.com",
     ),
     "Ingress": ({"ingress": {"host": "a.example.com", "tlsSecretName": "tls"}}, "https://a.example.com"),
+    "Ingress to a gateway with TLS": (
+        {"ingress": {"host": "a.example.com", "tlsSecretName": "tls"}, "tls": {"secretName": "tls"}},
+        "https://a.example.com",
+    ),
 }
 
 

@@ -7,10 +7,9 @@ import pytest
 from dps_engines.pools import POOLS
 from dps_gateway.config import GatewayConfig
 from dps_operator.build.gateway import gateway_config, gateway_services
-from dps_operator.build.network import base_url
 from dps_operator.objects import Manifest
 from dps_testkit.engine_options import check_accepted, recorded_options
-from dps_testkit.operator.routers import EVERYTHING, SMALLEST, VLLM, router
+from dps_testkit.operator.routers import SMALLEST, VLLM, router
 from tests.operator.objects import engine_container, gateway_pod
 
 KEY = {"name": "engines", "key": "api-key"}
@@ -66,12 +65,7 @@ def test_gateway_serves_https_with_the_certificate_of_the_secret() -> None:
     assert pod["containers"][0]["readinessProbe"]["httpGet"]["port"] == "admin", "probes need no certificate"
 
 
-def test_service_and_url_of_a_gateway_with_tls_state_https() -> None:
+def test_service_of_a_gateway_with_tls_states_https() -> None:
     made = router({**SMALLEST, "gateway": {"tls": {"secretName": "certificate"}}})
     (port,) = gateway_services(made)[0]["spec"]["ports"]
     assert port["appProtocol"] == "https"
-    assert base_url(made) == "https://qwen-gateway.serving.svc:8000"
-    public = router(
-        {**EVERYTHING, "gateway": {**EVERYTHING["gateway"], "tls": {"secretName": "certificate"}}}
-    )
-    assert base_url(public) == "https://llm.example.com"
