@@ -5,18 +5,17 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import pytest
 
 from dps_gateway.config import parse_config
 from dps_local.assets import bundled_tokenizer, qwen_tokenizer
-from dps_local.processes import free_ports
+from dps_local.processes import free_ports, next_free_ports
 from dps_testkit.documents import DOCUMENTS, Block, all_blocks, blocks, run_by
 from dps_testkit.http import status_of
 from dps_testkit.paths import ROOT
@@ -44,7 +43,7 @@ class Sandbox:
     """
 
     def __init__(self, folder: Path, engines: Mapping[str, int]) -> None:
-        first = _consecutive_ports()
+        first = next_free_ports(20_000, 2)
         ports = free_ports(3)
         self._ports = {"8000": first, "8001": first + 1, "9090": ports[0]} | {
             port: engines.get(port, free) for port, free in zip(("30000", "30001"), ports[1:], strict=True)
@@ -54,14 +53,6 @@ class Sandbox:
         self.output = ""
         (folder / ".venv").symlink_to(sys.prefix)
         (folder / "tokenizer").symlink_to(bundled_tokenizer())
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop_server()
 
     def write(self, name: str, text: str) -> None:
         """Write a file for later commands. A JSON object in a .jsonl file is joined into one line."""
@@ -77,7 +68,7 @@ class Sandbox:
             await self._finish(text)
 
     async def _serve(self, text: str) -> None:
-        await self._stop_server()
+        await self.aclose()
         port = self._ports[GATEWAY_PORT]
         log = self._folder / "server.log"
         with log.open("w") as output:
@@ -114,7 +105,8 @@ class Sandbox:
             stderr=asyncio.subprocess.STDOUT,
         )
 
-    async def _stop_server(self) -> None:
+    async def aclose(self) -> None:
+        """Stop the server."""
         if self._server is not None and self._server.returncode is None:
             os.killpg(self._server.pid, signal.SIGTERM)
             await self._server.wait()
@@ -122,18 +114,6 @@ class Sandbox:
 
     def _on_free_ports(self, text: str) -> str:
         return re.sub(r"\b(8000|8001|9090|30000|30001)\b", lambda match: str(self._ports[match[0]]), text)
-
-
-def _consecutive_ports() -> int:
-    """The first of two consecutive free ports."""
-    while True:
-        (port,) = free_ports(1)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-        return port
 
 
 def documents_run_here() -> list[str]:
@@ -152,7 +132,7 @@ async def test_commands_succeed_and_print_the_documented_output(document: str, t
             existing = {port: int(engine.url.rpartition(":")[2]) for port, engine in urls}
         folder = tmp_path / "sandbox"
         folder.mkdir()
-        async with Sandbox(folder, existing) as sandbox:
+        async with aclosing(Sandbox(folder, existing)) as sandbox:
             for block in found:
                 if block.file:
                     sandbox.write(block.file, block.text)

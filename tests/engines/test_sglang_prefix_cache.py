@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ from dps_engines.pools import PoolName
 from dps_engines.registry import RUNTIMES
 from dps_engines.sglang.prefix_cache import MANAGED, page_tag
 from dps_sglang.compatibility import VERSIONS
+from dps_testkit.engine_options import check_accepted, recorded_options
 
 SGLANG = RUNTIMES["SGLang"]
 STANDALONE, NGRAM = Speculation("Standalone", "d"), Speculation("Ngram")
@@ -25,14 +24,6 @@ MOONCAKE = MooncakeCache(
     protocol="rdma",
     devices=("mlx5_0", "mlx5_1"),
 )
-
-
-def options(version: str) -> dict[str, Any]:
-    """The options recorded from SGLang's parser."""
-    recorded: dict[str, Any] = json.loads(
-        (Path(__file__).parent / "fixtures" / f"sglang-{version}-flags.json").read_text()
-    )
-    return recorded
 
 
 def added_flags() -> list[str]:
@@ -108,11 +99,8 @@ def test_engines_that_can_share_pages_have_the_same_tag(launch: Launch, cache: M
 
 @pytest.mark.parametrize("version", sorted(VERSIONS))
 def test_flags_and_their_values_are_accepted_by_the_supported_version(version: str) -> None:
-    recorded = options(version)
-    for flag, value in pairwise([*added_flags(), ""]):
-        if flag.startswith("--"):
-            choices = recorded[flag]["choices"]
-            assert choices is None or value in choices
+    recorded = recorded_options("sglang", version)
+    check_accepted(recorded, added_flags())
     assert set(MANAGED) <= set(recorded)
 
 

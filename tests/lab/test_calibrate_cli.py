@@ -11,21 +11,6 @@ from dps_lab.simulate.run import Load
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
 
 
-@pytest.fixture
-def trace_file(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
-    lines = [
-        {
-            "id": f"s{n}",
-            "arrival_seconds": n / 4,
-            "turns": [{"prompt_tokens": 500 + (90 + 7 * n) * t, "output_tokens": 20} for t in range(3)],
-        }
-        for n in range(6)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_json_has_the_documented_keys(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--workload", str(trace_file), "--concurrency", "3", "--gpus", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

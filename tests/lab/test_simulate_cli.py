@@ -1,7 +1,6 @@
 """`dps simulate`: its options, its JSON, and its errors for invalid input."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,6 @@ KEYS = (
     "batch_seconds gpus session_seconds time_to_first_token_seconds time_per_token_seconds tokens_per_second "
     "speculative_share moved_share regret"
 )
-
-
-@pytest.fixture
-def trace_file(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
-    turns = [{"prompt_tokens": 500 + 90 * n, "output_tokens": 20, "think_seconds": 0} for n in range(3)]
-    lines = [
-        {"id": f"s{n}", "prefix": "p", "prefix_tokens": 400, "arrival_seconds": n / 2, "turns": turns}
-        for n in range(5)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def test_json_has_exactly_the_documented_keys(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,12 +109,6 @@ def test_bundled_workloads_have_their_documented_size(name: str, sessions: int, 
     workload = load_workload(name)
     assert name in WORKLOADS
     assert (len(workload), sum(len(session.turns) for session in workload)) == (sessions, turns)
-
-
-def test_share_of_bfcl_turns_with_a_delta_of_at_most_128_matches_the_paper() -> None:
-    lengths = [[0, *(turn.prompt_tokens for turn in session.turns)] for session in load_workload("bfcl")]
-    deltas = [later - earlier for session in lengths for earlier, later in pairwise(session)]
-    assert sum(delta <= 128 for delta in deltas) / len(deltas) == pytest.approx(0.72, abs=0.01)
 
 
 def test_mixture_assigns_exact_shares_at_random_and_replaces_the_acceptance_of_turns() -> None:

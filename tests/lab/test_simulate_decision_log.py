@@ -1,15 +1,16 @@
 """The gateway's decision log as a workload of a simulation."""
 
+import asyncio
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Thread
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from dps_lab.simulate.decision_log import parse_decision_log
 from dps_lab.simulate.gateway_logs import read_decision_logs
@@ -111,55 +112,40 @@ def test_a_file_that_is_a_decision_log_can_be_named_as_a_workload(tmp_path: Path
     assert [session.id for session in load_workload(str(path))] == ["a"]
 
 
-class FakeAdminPort(BaseHTTPRequestHandler):
-    """Answers /decisions with the server's log; a server without a log answers 404, as a gateway does."""
+@asynccontextmanager
+async def serving(
+    log: str | None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[tuple[int, list[str | None]]]:
+    """An admin port with a log; without one it answers 404, as a gateway does. Yields the port and the tokens sent."""
+    tokens: list[str | None] = []
 
-    def do_GET(self) -> None:
-        log: str | None = cast(LogServer, self.server).log
-        cast(LogServer, self.server).authorization = self.headers["Authorization"]
-        self.send_response(404 if log is None else 200)
-        self.end_headers()
-        self.wfile.write((log or '{"error": "set routing.decisionLog"}').encode())
+    async def decisions(request: web.Request) -> web.Response:
+        tokens.append(request.headers.get("Authorization"))
+        return web.Response(
+            status=404 if log is None else 200, text=log or '{"error": "set routing.decisionLog"}'
+        )
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class LogServer(ThreadingHTTPServer):
-    log: str | None
-    authorization: str | None
-
-
-@contextmanager
-def serving(
-    host: str, port: int, log: str | None, handler: type[FakeAdminPort] = FakeAdminPort
-) -> Iterator[LogServer]:
-    server = LogServer((host, port), handler)
-    server.log = log
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    app = web.Application()
+    app.router.add_get("/decisions", decisions)
+    async with TestServer(app, host=host, port=port or None) as server:
+        assert server.port is not None
+        yield server.port, tokens
 
 
 @pytest.mark.parametrize(
     ("environment", "sent"), [({"DPS_ADMIN_TOKEN": "secret"}, "Bearer secret"), ({}, None)]
 )
-def test_the_token_of_the_admin_port_is_sent(environment: dict[str, str], sent: str | None) -> None:
-    with serving("127.0.0.1", 0, "{}") as server:
-        url = f"http://127.0.0.1:{server.server_port}/decisions"
-        assert list(read_decision_logs(url, environment)) == ["{}"]
-    assert server.authorization == sent
+async def test_the_token_of_the_admin_port_is_sent(environment: dict[str, str], sent: str | None) -> None:
+    async with serving("{}") as (port, tokens):
+        url = f"http://127.0.0.1:{port}/decisions"
+        assert await asyncio.to_thread(lambda: list(read_decision_logs(url, environment))) == ["{}"]
+    assert tokens == [sent]
 
 
-def test_logs_of_all_replicas_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_logs_of_all_replicas_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     first = "\n".join(lines(entry("a", 1, 1.0, 100)))
     second = "\n".join(lines(entry("a", 2, 4.0, 200), entry("b", 1, 2.0, 300)))
-    with serving("127.0.0.1", 0, first) as one, serving("127.0.0.2", port := one.server_port, second):
+    async with serving(first) as (port, _), serving(second, "127.0.0.2", port):
         addresses = [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{host}", port)) for host in (1, 2)
         ]
@@ -169,19 +155,17 @@ def test_logs_of_all_replicas_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
             return addresses if host == "metrics" else resolve(host, *arguments, **options)
 
         monkeypatch.setattr(socket, "getaddrinfo", with_two_addresses)
-        sessions = load_workload(f"http://metrics:{port}/decisions")
+        sessions = await asyncio.to_thread(load_workload, f"http://metrics:{port}/decisions")
     assert [(session.id, [turn.prompt_tokens for turn in session.turns]) for session in sessions] == [
         ("a", [100, 200]),
         ("b", [300]),
     ]
 
 
-def test_a_replica_without_a_log_is_an_error() -> None:
-    with (
-        serving("127.0.0.1", 0, None) as server,
-        pytest.raises(TraceError, match=r"status 404: .*set routing\.decisionLog"),
-    ):
-        load_workload(f"http://127.0.0.1:{server.server_port}/decisions")
+async def test_a_replica_without_a_log_is_an_error() -> None:
+    async with serving(None) as (port, _):
+        with pytest.raises(TraceError, match=r"status 404: .*set routing\.decisionLog"):
+            await asyncio.to_thread(load_workload, f"http://127.0.0.1:{port}/decisions")
 
 
 @pytest.mark.parametrize(

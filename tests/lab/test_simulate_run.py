@@ -84,7 +84,7 @@ def batch_seconds(sessions: list[SessionTrace], scenario: Scenario) -> float:
 
 @thorough
 @given(traces(), scenarios)
-def test_every_turn_is_served_once_and_every_token_is_generated(
+def test_every_turn_is_served_once_after_the_one_before_and_every_token_is_generated(
     sessions: list[SessionTrace], scenario: Scenario
 ) -> None:
     results = simulate(sessions, scenario)
@@ -95,15 +95,8 @@ def test_every_turn_is_served_once_and_every_token_is_generated(
     }
     assert len(results) == len(expected)
     assert {(r.session, r.number): (r.prompt_tokens, r.output_tokens) for r in results} == expected
-
-
-@thorough
-@given(traces(), scenarios)
-def test_turns_of_a_session_follow_one_another_and_time_moves_forward(
-    sessions: list[SessionTrace], scenario: Scenario
-) -> None:
     ended: dict[str, TurnResult] = {}
-    for result in simulate(sessions, scenario):
+    for result in results:
         assert 0 <= result.sent < result.first_token <= result.finished
         assert 0 <= result.cached_tokens < result.prompt_tokens
         before = ended.get(result.session)

@@ -87,20 +87,6 @@ def test_spans_are_exported_to_the_otlp_endpoint() -> None:
     assert traced.environment == {**ON_GPU_1, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up sets this argument; use the"),
-        (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up sets"),
-        (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.23 or newer"),
-        (replace(OPTIONS, steps=0), r"spec\.pools\.speculative\.speculation\.steps"),
-    ],
-)
-def test_invalid_options_are_rejected(options: SGLangOptions, message: str) -> None:
-    with pytest.raises(EngineError, match=message):
-        start("speculative", options=options)
-
-
 CACHE = MooncakeCache("127.0.0.1:50051", 4 * 2**30, owner="dps up", version="0.5.23")
 SHARED = replace(OPTIONS, version="0.5.23")
 
@@ -124,15 +110,24 @@ def test_servers_with_a_common_prefix_cache_load_the_plugin(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "cache", "message"),
     [
-        (replace(SHARED, version="0.5.24"), r"does not support SGLang 0\.5\.24; install SGLang 0\.5\.23"),
-        (replace(SHARED, arguments=["--enable-lora"]), "remove --enable-lora"),
+        (replace(OPTIONS, arguments=["--port=1"]), None, "-- --port: dps up sets this argument; use the"),
+        (replace(OPTIONS, version="0.4.9"), None, r"SGLang 0\.4\.9 is not supported; use 0\.5\.23 or newer"),
+        (replace(OPTIONS, steps=0), None, r"spec\.pools\.speculative\.speculation\.steps"),
+        (
+            replace(SHARED, version="0.5.24"),
+            CACHE,
+            r"does not support SGLang 0\.5\.24; install SGLang 0\.5\.23",
+        ),
+        (replace(SHARED, arguments=["--enable-lora"]), CACHE, "remove --enable-lora"),
     ],
 )
-def test_servers_that_cannot_share_a_prefix_cache_are_refused(options: SGLangOptions, message: str) -> None:
+def test_invalid_options_are_rejected(
+    options: SGLangOptions, cache: MooncakeCache | None, message: str
+) -> None:
     with pytest.raises(EngineError, match=message):
-        start("speculative", options=options, prefix_cache=CACHE, plugin=Path("/p"))
+        start("speculative", options=options, prefix_cache=cache, plugin=Path("/p") if cache else None)
 
 
 PLACES: dict[str, tuple[list[str], int, list[str]]] = {

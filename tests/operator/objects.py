@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from dps_operator.build.engine import engine_deployment
+from dps_operator.build.gateway import gateway_deployment
 from dps_operator.diagnose import Problem
 from dps_operator.objects import Component, labels
 from dps_operator.observe import Child, Pod, Replicas
-from dps_testkit.operator.routers import SMALLEST, router
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
 Manifest = dict[str, Any]
 
@@ -76,3 +78,22 @@ def workload(name: str, observed: Replicas, template_hash: str = "", kind: str =
 def observed_pod(component: str, problem: Problem | None = None) -> Pod:
     """The observation of a pod."""
     return Pod(f"qwen-{component}-1", component, terminating=False, problem=problem)
+
+
+def engine_pod(spec: Manifest, pool: Any = "greedy") -> Manifest:
+    """The pod spec of a pool's engines."""
+    found: Manifest = engine_deployment(router(spec), pool, SETTINGS)["spec"]["template"]["spec"]
+    return found
+
+
+def engine_container(spec: Manifest, pool: Any = "greedy") -> Manifest:
+    """The only container of a pool's engines, without init containers."""
+    (container,) = engine_pod(spec, pool)["containers"]
+    found: Manifest = container
+    return found
+
+
+def gateway_pod(spec: Manifest) -> Manifest:
+    """The pod spec of the gateways."""
+    found: Manifest = gateway_deployment(router(spec), SETTINGS, "s")["spec"]["template"]["spec"]
+    return found

@@ -31,30 +31,24 @@ def highest_load(allocation: Allocation, demand: dict[Any, float]) -> float:
     return max(demand[pool] / count for pool, count in allocation.counts.items())
 
 
-MOVES: dict[str, tuple[tuple[int, int], tuple[float, float], tuple[int, int] | None]] = {
-    "equal load": ((2, 2), (8, 8), None),
-    "busy greedy pool": ((2, 2), (2, 20), (1, 3)),
-    "the last replica stays": ((1, 3), (0, 100), None),
-    "less is gained than the hysteresis": ((2, 2), (8, 19), None),
-    "more is gained than the hysteresis": ((2, 2), (8, 21), (1, 3)),
-    "hardly any requests": ((2, 2), (0, 1), None),
+MOVES: dict[str, tuple[tuple[int, int], tuple[float, float], float, tuple[int, int] | None]] = {
+    "equal load": ((2, 2), (8, 8), 1.0, None),
+    "busy greedy pool": ((2, 2), (2, 20), 1.0, (1, 3)),
+    "the last replica stays": ((1, 3), (0, 100), 1.0, None),
+    "less is gained than the hysteresis": ((2, 2), (8, 19), 1.0, None),
+    "more is gained than the hysteresis": ((2, 2), (8, 21), 1.0, (1, 3)),
+    "hardly any requests": ((2, 2), (0, 1), 1.0, None),
+    "calibrated for a lower load of the speculative pool": ((2, 2), (12, 12), 0.25, (3, 1)),
+    "calibrated for a higher load of the speculative pool": ((2, 2), (12, 12), 4.0, (1, 3)),
 }
 
 
-@pytest.mark.parametrize(("before", "demand", "after"), MOVES.values(), ids=MOVES.keys())
-def test_a_replica_moves_to_the_pool_with_the_higher_load(
-    before: tuple[int, int], demand: tuple[float, float], after: tuple[int, int] | None
+@pytest.mark.parametrize(("before", "demand", "ratio", "after"), MOVES.values(), ids=MOVES.keys())
+def test_a_replica_moves_to_the_pool_with_the_higher_load_relative_to_the_calibrated_ratio(
+    before: tuple[int, int], demand: tuple[float, float], ratio: float, after: tuple[int, int] | None
 ) -> None:
-    result = moved(allocated(*before), {"speculative": demand[0], "greedy": demand[1]}, NOW)
+    result = moved(allocated(*before), {"speculative": demand[0], "greedy": demand[1]}, NOW, ratio)
     assert result == (allocated(*after, moved_at=NOW) if after else None)
-
-
-@pytest.mark.parametrize(("ratio", "after"), [(0.25, (3, 1)), (1.0, None), (4.0, (1, 3))])
-def test_replicas_move_towards_the_calibrated_ratio_of_the_loads(
-    ratio: float, after: tuple[int, int] | None
-) -> None:
-    result = moved(allocated(2, 2), {"speculative": 12, "greedy": 12}, NOW, ratio)
-    assert result is None if after is None else result == allocated(*after, moved_at=NOW)
 
 
 @given(counts, counts, demands, ratios)

@@ -48,11 +48,14 @@ def test_events_update_the_cache_and_enqueue_the_router() -> None:
     events.note(POD, pod("qwen-greedy-0", "greedy"))
     assert events.added == [KEY] * 3
     assert list(events.seen.children(KEY)) == [("Service", "qwen-gateway")]
-    assert [one.name for one in events.seen.pods(KEY)] == ["qwen-greedy-0"]
+    earlier = pod("qwen-greedy-0", "greedy")
+    earlier["metadata"]["uid"] = "another"
+    events.note(POD, earlier, "DELETED")
+    assert [one.name for one in events.seen.pods(KEY)] == ["qwen-greedy-0"], "it was created again"
     events.note(service, service_body(), "DELETED")
     assert not events.seen.children(KEY)
     events.note(ROUTER, router_body(), "DELETED")
-    assert (events.seen.routers, len(events.added)) == ({}, 5)
+    assert (events.seen.routers, len(events.added)) == ({}, 6)
 
 
 def test_children_of_an_unknown_router_enqueue_nothing() -> None:

@@ -5,62 +5,29 @@ from typing import Any
 
 import pytest
 
-from dps_operator.autoscale import Autoscaler
-from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.routers import SMALLEST
-from tests.operator.harness import KEY, FakeGateways, OperatorHarness
-from tests.operator.objects import READY, finished_rollout, pod
+from tests.operator.harness import KEY, ScalingHarness
 
 SPEC: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4, "cooldownSeconds": 100}}
 
 
-class BalancerHarness(OperatorHarness):
-    """An operator with one DPSRouter, whose pools have the replicas that their Deployments request."""
+class BalancerHarness(ScalingHarness):
+    """A DPSRouter with a GPU budget, and more requests for the greedy pool."""
 
     def __init__(self, spec: dict[str, Any] = SPEC) -> None:
-        self.gateways, self.time = FakeGateways(), 0
+        super().__init__(spec)
         self.demand(1.0, 30.0)
-        super().__init__(dict(spec), self.now)
-        queue = WorkQueue(self.reconciler.reconcile)
-        self.balancer = Autoscaler(self.seen, queue, self.gateways, self.now)
-        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY])
-        self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
-        self.seen.update_pod(gateway)
-        self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
 
     def demand(self, speculative: float, greedy: float) -> None:
         """Report this number of requests for each pool."""
         self.gateways.report("speculative", present=speculative)
         self.gateways.report("greedy", present=greedy)
 
-    def now(self) -> str:
-        return f"2026-01-01T00:{self.time // 60:02}:{self.time % 60:02}Z"
-
-    async def settle(self) -> dict[str, int]:
-        """Reconcile, start and stop pods as requested, until nothing changes; returns the replicas."""
-        for _ in range(4):
-            await self.reconciler.reconcile(KEY)
-            for pool in ("speculative", "greedy"):
-                live = self.cluster.objects["Deployment", KEY[0], f"qwen-{pool}"]
-                count = live["spec"]["replicas"]
-                live["status"] = finished_rollout(live, count)
-                self.seen.update_child(live)
-                for number in range(4):
-                    engine = pod(f"{pool}-{number}", "greedy" if pool == "greedy" else "speculative")
-                    self.seen.update_pod(engine, deleted=number >= count)
-        return self.replicas()
-
-    def replicas(self) -> dict[str, int]:
-        return {
-            pool: self.cluster.objects["Deployment", KEY[0], f"qwen-{pool}"]["spec"]["replicas"]
-            for pool in ("speculative", "greedy")
-        }
-
     async def measure(self, seconds: int) -> None:
         """Measure every 10 s for this long."""
         for _ in range(0, seconds, 10):
             self.time += 10
-            await self.balancer.once(self.time)
+            await self.scaler.once(self.time)
 
     def measured(self) -> tuple[str, str]:
         condition = self.condition("DemandMeasured")
@@ -123,18 +90,16 @@ async def test_replicas_move_by_the_calibrated_rule_if_it_is_applied_and_of_this
 ) -> None:
     harness = BalancerHarness({**SPEC, "routing": {"calibration": calibration}})
     harness.demand(12.0, 12.0)
-    harness.seen.routers[KEY]["status"] = {"routing": {"recommended": recommended}}
+    harness.cluster.objects["DPSRouter", *KEY]["status"] = {"routing": {"recommended": recommended}}
     await harness.settle()
     await harness.measure(110)
-    calibrated = rule == "Calibrated"
-    assert await harness.settle() == {"speculative": 3 if calibrated else 2, "greedy": 1 if calibrated else 2}
+    replicas, text = {
+        "Calibrated": ({"speculative": 3, "greedy": 1}, "towards 0.25 times as many requests"),
+        "EqualLoad": ({"speculative": 2, "greedy": 2}, "the same number of requests per replica"),
+    }[rule]
+    assert await harness.settle() == replicas
     assert harness.status()["gpuBudget"]["rule"] == rule
-    assert (
-        "towards 0.25 times as many requests" in harness.condition("DemandMeasured")["message"]
-    ) == calibrated
-    assert (
-        "the same number of requests per replica" in harness.condition("DemandMeasured")["message"]
-    ) != calibrated
+    assert text in harness.condition("DemandMeasured")["message"]
 
 
 async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
@@ -160,9 +125,8 @@ async def test_no_replica_moves_while_one_is_not_ready() -> None:
 async def test_no_replica_of_a_paused_or_suspended_router_moves(change: dict[str, Any]) -> None:
     harness = BalancerHarness()
     await harness.settle()
-    harness.seen.routers[KEY]["spec"] |= change
-    if "suspend" in change:
-        await harness.settle()
+    harness.edit({**SPEC, **change})
+    await harness.settle()
     await harness.measure(300)
     assert harness.seen.allocations == {}
 

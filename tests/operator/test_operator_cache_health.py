@@ -75,7 +75,8 @@ def test_older_tokens_count_less() -> None:
     tally.add_gateways({"a": greedy(0, 0)}, now=0.0)
     tally.add_gateways({"a": greedy(ENOUGH_TOKENS, 0)}, now=0.0)
     assert tally.health == UNSERVED
-    tally.add_gateways({"a": greedy(2 * ENOUGH_TOKENS, ENOUGH_TOKENS)}, now=2 * HALF_LIFE_SECONDS)
+    newer = greedy(2 * ENOUGH_TOKENS, 0.7 * ENOUGH_TOKENS)  # 35 % of all tokens, and 56 % with weights
+    tally.add_gateways({"a": newer}, now=2 * HALF_LIFE_SECONDS)
     assert tally.health == SERVED
 
 

@@ -4,11 +4,8 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 
 from dps_operator.build.calibration import calibration_cron_job
-from dps_operator.build.gateway import gateway_config, gateway_deployment
-from dps_operator.build.network import network_policies
 from dps_operator.effective import Router
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router
@@ -36,31 +33,6 @@ def arguments(of: Router) -> dict[str, str]:
     assert command == "calibrate"
     pairs = [option for each in options for option in ((each, "") if each == "--one-gpu" else (each,))]
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-
-def test_the_cron_job_calibrates_the_fleet_on_the_logs_of_all_gateways() -> None:
-    (job,) = calibration_cron_job(calibrated({}), SETTINGS)
-    spec = job["spec"]
-    assert {key: spec[key] for key in ("schedule", "timeZone", "concurrencyPolicy", "suspend")} == {
-        "schedule": "0 3 * * *",
-        "timeZone": "Etc/UTC",
-        "concurrencyPolicy": "Forbid",
-        "suspend": False,
-    }
-    job_pod = spec["jobTemplate"]["spec"]["template"]["spec"]
-    (container,) = job_pod["containers"]
-    assert job_pod["activeDeadlineSeconds"] == 3600
-    assert (container["image"], container["terminationMessagePath"]) == ("lab:1", "/dev/termination-log")
-    assert arguments(calibrated({})) == {
-        "--workload": "http://qwen-metrics.serving.svc:9090/decisions",
-        "--fleet": "speculative=1,greedy=1",
-        "--replicas": "2",
-        "--cache": "separate",
-        "--hardware": "a100-7b",
-        "--algorithm": "STANDALONE",
-        "--objective": "session",
-        "--recommendation": "/dev/termination-log",
-    }
 
 
 @pytest.mark.parametrize(
@@ -106,18 +78,6 @@ def test_a_name_that_is_too_long_for_a_cron_job_is_an_error() -> None:
         calibration_cron_job(router(spec, "r" * 41), SETTINGS)
 
 
-def test_gateways_keep_a_decision_log_and_admit_the_calibration() -> None:
-    plain, logged = router(SMALLEST), calibrated({}, networkPolicy={})
-    assert "decisionLog" not in gateway_config(plain)["routing"]
-    assert gateway_config(logged)["routing"]["decisionLog"] == "/var/cache/dps/decisions.jsonl"
-    templates = [gateway_deployment(one, SETTINGS, "")["spec"]["template"] for one in (plain, logged)]
-    assert templates[0]["metadata"]["annotations"] != templates[1]["metadata"]["annotations"], "no restart"
-    policy = network_policies(logged)[0]
-    (admin,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == 9090]
-    components = [each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in admin["from"]]
-    assert components == ["calibration"]
-
-
 class CalibrationHarness(OperatorHarness):
     """An operator with one DPSRouter, and pods of calibrations."""
 
@@ -142,8 +102,7 @@ class CalibrationHarness(OperatorHarness):
 
     def policy(self) -> tuple[str, int]:
         """The policy and the threshold in the gateways' configuration."""
-        routing = yaml.safe_load(self.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])["routing"]
-        return routing["policy"], routing["thresholdTokens"]
+        return self.routing()["policy"], self.routing()["thresholdTokens"]
 
 
 async def calibrated_harness(calibration: dict[str, Any]) -> CalibrationHarness:

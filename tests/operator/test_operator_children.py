@@ -34,6 +34,7 @@ from dps_testkit.operator.routers import (
     router,
     smallest,
 )
+from tests.operator.objects import engine_pod, gateway_pod
 
 SPECS = [SMALLEST, EVERYTHING, PREFIX_CACHE, MOONCAKE, VLLM, SOURCES, SOURCES_VLLM]
 
@@ -109,35 +110,28 @@ def test_tokenizer_that_the_gateway_cannot_read_is_refused(model: dict[str, Any]
         gateway_config(router({**SMALLEST, "model": model}))
 
 
-def test_limits_and_timeouts_are_passed_to_the_gateway() -> None:
+def test_options_of_the_spec_are_passed_to_the_gateway() -> None:
     gateway = {
         "limits": {"maxInFlightPerReplica": 48, "maxQueued": 0},
         "timeouts": {"queueSeconds": 2.5, "drainDelaySeconds": 10.5},
         "drainSeconds": 60,
         "retries": {"continueStreams": False},
+        "modelAliases": ["gpt-4o"],
+        "strictModel": False,
+        "volatilePrompt": ["^x"],
     }
-    made = router({**SMALLEST, "gateway": gateway, "routing": {"minAcceptance": 1.5}})
-    config = gateway_config(made)
+    store = {"timeoutSeconds": 1.5}
+    spec = {**SMALLEST, "gateway": gateway, "routing": {"minAcceptance": 1.5}, "sessionStore": store}
+    config = gateway_config(router(spec))
     assert config["limits"] == {"maxInFlightPerReplica": 48, "maxQueued": 0}
     assert config["timeouts"] == {"drainSeconds": 60, "queueSeconds": 2.5, "drainDelaySeconds": 10.5}
     assert (config["retries"], config["routing"]["minAcceptance"]) == ({"continueStreams": False}, 1.5)
-    GatewayConfig.model_validate(config)
-    pod = gateway_deployment(made, SETTINGS, "s")["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] == 11 + 60 + 25
-
-
-def test_names_of_the_model_and_the_timeout_of_the_session_store_are_passed_to_the_gateway() -> None:
-    spec = {
-        **SMALLEST,
-        "gateway": {"modelAliases": ["gpt-4o"], "strictModel": False, "volatilePrompt": ["^x"]},
-        "sessionStore": {"timeoutSeconds": 1.5},
-    }
-    config = gateway_config(router(spec))
     name = SMALLEST["model"]["name"]
     names = {"name": name, "tokenizer": name, "aliases": {"gpt-4o": name}, "strict": False}
     assert config["model"] == names | {"volatilePrompt": ["^x"]}
     assert config["session"]["redisTimeoutSeconds"] == 1.5
     GatewayConfig.model_validate(config)
+    assert gateway_pod(spec)["terminationGracePeriodSeconds"] == 11 + 60 + 25
 
 
 def test_grace_period_covers_the_gateways_default_delay() -> None:
@@ -172,6 +166,7 @@ def test_routing_change_updates_the_config_map_but_not_the_pod_template() -> Non
         {"telemetry": {"traceUrl": "https://tracing.example/{trace}"}},
         {"sessionStore": {"timeoutSeconds": 1.0}},
         {"sessionStore": {"mirrorRecords": 1000}},
+        {"routing": {"calibration": {}}},
     ],
     ids=str,
 )
@@ -186,14 +181,6 @@ def test_new_password_restarts_redis_and_gateway() -> None:
     assert changed == ["qwen-redis", "qwen-gateway"]
 
 
-def test_downloaded_models_are_limited_by_the_limit_of_ephemeral_storage() -> None:
-    resources = {"limits": {"ephemeral-storage": "200Gi"}}
-    made = engine_deployment(smallest(greedy={"resources": resources}), "greedy", SETTINGS)
-    pod = made["spec"]["template"]["spec"]
-    assert pod["volumes"][0] == {"name": "models", "emptyDir": {"sizeLimit": "200Gi"}}
-    assert pod["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "200Gi"
-
-
 ADAPTER = {"name": "sql", "path": "org/sql"}
 MODELS_ON_DISK: dict[str, tuple[dict[str, Any], PoolName, Manifest]] = {
     # Twice the 16-bit weights of the models that a pool loads, and 32 GiB.
@@ -201,6 +188,11 @@ MODELS_ON_DISK: dict[str, tuple[dict[str, Any], PoolName, Manifest]] = {
     "target and draft": ({}, "speculative", {"sizeLimit": "67Gi"}),
     "unknown model": ({"model": {"name": "org/model"}}, "greedy", {}),
     "adapters": ({"model": {**SMALLEST["model"], "adapters": [ADAPTER]}}, "greedy", {}),
+    "limit of ephemeral storage": (
+        {"pools": {**SMALLEST["pools"], "greedy": {"resources": {"limits": {"ephemeral-storage": "200Gi"}}}}},
+        "greedy",
+        {"sizeLimit": "200Gi"},
+    ),
 }
 
 
@@ -208,13 +200,13 @@ MODELS_ON_DISK: dict[str, tuple[dict[str, Any], PoolName, Manifest]] = {
 def test_downloaded_models_of_known_size_are_limited(
     spec: dict[str, Any], pool: PoolName, empty_dir: Manifest
 ) -> None:
-    made = engine_deployment(router({**SMALLEST, **spec}), pool, SETTINGS)
-    volumes = made["spec"]["template"]["spec"]["volumes"]
-    assert volumes[0] == {"name": "models", "emptyDir": empty_dir}
+    pod = engine_pod({**SMALLEST, **spec}, pool)
+    assert pod["volumes"][0] == {"name": "models", "emptyDir": empty_dir}
 
 
 URLS: dict[str, tuple[dict[str, Any], str]] = {
     "Service": ({}, "http://qwen-gateway.serving.svc:8000"),
+    "Service with TLS": ({"tls": {"secretName": "tls"}}, "https://qwen-gateway.serving.svc:8000"),
     "HTTPRoute": (
         {"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example.com", "b.example.com"]}},
         "http://a.example.com",
@@ -229,6 +221,10 @@ URLS: dict[str, tuple[dict[str, Any], str]] = {
         "https://a.example.com",
     ),
     "Ingress": ({"ingress": {"host": "a.example.com", "tlsSecretName": "tls"}}, "https://a.example.com"),
+    "Ingress to a gateway with TLS": (
+        {"ingress": {"host": "a.example.com", "tlsSecretName": "tls"}, "tls": {"secretName": "tls"}},
+        "https://a.example.com",
+    ),
 }
 
 

@@ -2,8 +2,6 @@
 
 import base64
 
-import yaml
-
 from dps_operator.api import API_VERSION, KIND
 from dps_operator.credentials import forget_router
 from dps_operator.objects import SECRET
@@ -33,21 +31,6 @@ async def test_random_values_are_created_once(harness: OperatorHarness) -> None:
     password = values["qwen-redis.password"]
     assert values["qwen-redis.auth.conf"] == f"requirepass {password}\n"
     assert values["qwen-redis.url"] == f"redis://:{password}@qwen-redis.serving.svc:6379/0"
-
-
-async def test_gateways_and_the_calibration_have_the_token_of_the_admin_port() -> None:
-    harness = OperatorHarness({**SMALLEST, "routing": {"calibration": {"schedule": "0 3 * * *"}}})
-    await harness.reconcile()
-    pod = harness.object("Deployment", "qwen-gateway")["spec"]["template"]["spec"]
-    (volume,) = (each for each in pod["volumes"] if each["name"] == "admin-token")
-    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "admin-token")
-    config = yaml.safe_load(harness.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])
-    item = {"key": "qwen-gateway.admin-token", "path": "token"}
-    assert volume["secret"] == {"secretName": "dps-router-credentials", "items": [item]}
-    assert config["listen"]["adminTokenFile"] == f"{mount['mountPath']}/token"
-    job = harness.object("CronJob", "qwen-calibration")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    source = {"secretKeyRef": {"name": "dps-router-credentials", "key": "qwen-gateway.admin-token"}}
-    assert job["containers"][0]["env"] == [{"name": "DPS_ADMIN_TOKEN", "valueFrom": source}]
 
 
 async def test_secret_of_that_name_that_the_operator_did_not_create_is_not_changed() -> None:

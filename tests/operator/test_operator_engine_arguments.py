@@ -1,19 +1,12 @@
 """The command line of a pool, derived from the spec."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from dps_engines.pools import POOLS
-from dps_engines.sglang.memory import limits_memory
-from dps_operator.api import parse
 from dps_operator.build.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import SMALLEST, router
-from dps_testkit.paths import ROOT
 
-EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
 ADAPTERS = [{"name": "sql", "path": "org/sql"}]
 
 
@@ -56,12 +49,3 @@ def test_tokenizer_and_revision_are_passed_to_the_engine() -> None:
         "--revision",
         "v2",
     ]
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_leaves_the_memory_to_the_operator_and_the_engine(example: Path) -> None:
-    for document in yaml.safe_load_all(example.read_text()):
-        if document["kind"] == "DPSRouter":
-            spec = parse(document["spec"])
-            for pool in (spec.pools.speculative, spec.pools.greedy):
-                assert not limits_memory([*spec.engine.args, *pool.args])

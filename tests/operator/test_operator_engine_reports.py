@@ -9,7 +9,6 @@ from aiohttp.test_utils import TestServer
 
 from dps_engines.pools import PoolName
 from dps_operator.cache_health import (
-    HALF_LIFE_SECONDS,
     EngineSample,
     Tally,
     engine_sample,
@@ -51,12 +50,12 @@ def test_what_concerns_the_common_prefix_cache_is_read_from_an_engines_metrics()
     assert engine_sample("") == EngineSample()
 
 
-def reports(*steps: Mapping[str, float], seconds: float = 0.0, gigabytes: float = 0.0) -> CacheHealth:
+def reports(*steps: Mapping[str, float], gigabytes: float = 0.0) -> CacheHealth:
     """The reports after a greedy engine has had these counters, one after the other."""
     tally = Tally()
-    for number, counters in enumerate(steps):
+    for counters in steps:
         sample = EngineSample(counters=counters, kv_gigabytes_per_token=gigabytes)
-        tally.add_engines({"speculative": {}, "greedy": {"10.0.0.1": sample}}, number * seconds)
+        tally.add_engines({"speculative": {}, "greedy": {"10.0.0.1": sample}}, 0.0)
     return tally.health
 
 
@@ -73,15 +72,11 @@ BOTH: set[PoolName] = {"speculative", "greedy"}
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        pytest.param([pages(full=9e9)], NOTHING, id="what was counted before the operator started"),
         pytest.param([pages(), pages(full=99)], NOTHING, id="too few pages"),
         pytest.param([pages(), pages(stored=50, full=50)], FULL, id="half of the pages have no space"),
         pytest.param([pages(), pages(full=100), pages(full=100, stored=900)], NOTHING, id="space again"),
         pytest.param([pages(), pages(full=100), pages(full=100, stored=1)], FULL, id="no new evidence"),
         pytest.param([pages(), pages(full=100, present=900)], FULL, id="what others stored is no evidence"),
-        pytest.param(
-            [pages(full=5), pages(full=100), pages(full=7)], FULL, id="an engine that has restarted"
-        ),
         pytest.param([pages(), pages(write_error=100)], FAILING, id="pages cannot be written"),
         pytest.param([pages(), pages(read_error=60, read=40)], FAILING, id="pages cannot be read"),
         pytest.param(
@@ -93,12 +88,6 @@ def test_storage_is_judged_by_the_outcomes_of_pages(
     steps: Sequence[Mapping[str, float]], expected: CacheHealth
 ) -> None:
     assert reports(*steps) == expected
-
-
-def test_older_pages_count_less() -> None:
-    steps = [pages(), pages(full=100), pages(full=100, stored=100)]
-    assert reports(*steps, seconds=2 * HALF_LIFE_SECONDS) == NOTHING
-    assert reports(*steps) == FULL
 
 
 def transfers(bandwidth: float, fetches: int = 20) -> Mapping[str, float]:

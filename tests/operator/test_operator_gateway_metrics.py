@@ -16,8 +16,8 @@ from dps_operator.metrics import MAX_BODY_BYTES, MetricsReader
 UNREADABLE = "the metrics of the gateway at 127.0.0.1 cannot be read"
 
 
-def gateway(**answer: Any) -> TestServer:
-    """A gateway that answers /metrics with a response of these arguments."""
+async def read(parse: Callable[[str], Any], **answer: Any) -> dict[str, Any]:
+    """What is read from a gateway that answers /metrics with a response of these arguments."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(**answer)
@@ -28,28 +28,15 @@ def gateway(**answer: Any) -> TestServer:
     app = web.Application()
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/elsewhere", elsewhere)
-    return TestServer(app)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"hello world", b"<html> <body>", b'{pool="greedy"', b"\xff 1"],
-    ids=["text", "html", "cut", "bytes"],
-)
-async def test_gateways_whose_metrics_cannot_be_read_count_as_unreachable(body: bytes) -> None:
-    async with gateway(body=body) as server, aiohttp.ClientSession() as session:
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        with pytest.raises(GatewaysUnreachableError, match=UNREADABLE):
-            await MetricsReader(session, server.port).gateways(["127.0.0.1"], activities)
+        return await MetricsReader(session, server.port).gateways(["127.0.0.1"], parse)
 
 
 async def test_activity_is_read_by_the_address_of_the_gateway() -> None:
-    async with gateway(text='dps_in_flight{pool="greedy"} 5\n') as server, aiohttp.ClientSession() as session:
-        assert server.port is not None
-        reader = MetricsReader(session, server.port)
-        assert await reader.gateways(["127.0.0.1"], activities) == {
-            "127.0.0.1": {"speculative": Activity(), "greedy": Activity(present=5)}
-        }
+    assert await read(activities, text='dps_in_flight{pool="greedy"} 5\n') == {
+        "127.0.0.1": {"speculative": Activity(), "greedy": Activity(present=5)}
+    }
 
 
 async def test_gateways_that_do_not_answer_are_unreachable() -> None:
@@ -63,6 +50,10 @@ async def test_gateways_that_do_not_answer_are_unreachable() -> None:
 
 
 REJECTED: dict[str, tuple[dict[str, Any], Callable[[str], object], str]] = {
+    "text": ({"body": b"hello world"}, activities, UNREADABLE),
+    "html": ({"body": b"<html> <body>"}, activities, UNREADABLE),
+    "cut": ({"body": b'{pool="greedy"'}, activities, UNREADABLE),
+    "bytes": ({"body": b"\xff 1"}, activities, UNREADABLE),
     "prompt tokens without a pool": (
         {"text": 'dps_prompt_tokens_by_source_total{x="y"} 1\n'},
         counters,
@@ -81,7 +72,5 @@ REJECTED: dict[str, tuple[dict[str, Any], Callable[[str], object], str]] = {
 async def test_gateways_with_other_metrics_count_as_unreachable(
     answer: dict[str, Any], parse: Callable[[str], object], message: str
 ) -> None:
-    async with gateway(**answer) as server, aiohttp.ClientSession() as session:
-        assert server.port is not None
-        with pytest.raises(GatewaysUnreachableError, match=message):
-            await MetricsReader(session, server.port).gateways(["127.0.0.1"], parse)
+    with pytest.raises(GatewaysUnreachableError, match=message):
+        await read(parse, **answer)

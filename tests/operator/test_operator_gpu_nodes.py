@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
-from dps_operator.build.engine import engine_deployment
+from dps_operator.api import NodePool
+from dps_operator.build.nodes import gpu_bytes
+from dps_operator.errors import SpecError
 from dps_operator.objects import Manifest
 from dps_testkit.operator.gpu_nodes import OFFERS, Offer
-from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from dps_testkit.operator.routers import SMALLEST
+from tests.operator.objects import engine_pod
 
 
 def satisfied(labels: dict[str, str], expression: dict[str, Any]) -> bool:
@@ -30,9 +33,21 @@ def runs_on(pod: Manifest, node: Offer) -> bool:
 @pytest.mark.parametrize("name", OFFERS)
 def test_engines_run_only_on_the_node_that_offers_gpus_as_the_spec_says(name: str) -> None:
     offer = OFFERS[name]
-    made = engine_deployment(router({**SMALLEST, **offer.spec}), "greedy", SETTINGS)
-    pod = made["spec"]["template"]["spec"]
+    pod = engine_pod({**SMALLEST, **offer.spec})
     suitable = {
         other for other, node in OFFERS.items() if node.platform == offer.platform and runs_on(pod, node)
     }
     assert suitable == {name}
+
+
+def test_instance_that_the_gpu_does_not_have_is_refused() -> None:
+    with pytest.raises(SpecError) as refused:
+        engine_pod({**SMALLEST, "nodePool": {"mig": {"profile": "3g.20gb"}}})
+    assert str(refused.value) == (
+        "spec.nodePool.mig.profile: GPUs of profile A100-80GB have no instances of 3g.20gb; choose one of 1g.10gb, "
+        "1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
+    )
+
+
+def test_memory_of_instances_of_other_gpus_is_unknown() -> None:
+    assert gpu_bytes(NodePool.model_validate({"profile": "None", "mig": {"profile": "3g.71gb"}})) is None

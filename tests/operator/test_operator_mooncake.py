@@ -7,9 +7,9 @@ import yaml
 
 from dps_engines.pools import POOLS
 from dps_operator.build import children
-from dps_operator.build.engine import engine_deployment
 from dps_operator.objects import Manifest
 from dps_testkit.operator.routers import MOONCAKE, SETTINGS, SMALLEST, router
+from tests.operator.objects import engine_container
 
 EXTERNAL = {"segmentSize": "64Gi", "externalMaster": "mooncake.storage.svc:50051"}
 
@@ -29,21 +29,6 @@ def made(spec: dict[str, Any], component: str) -> dict[str, Manifest]:
     }
 
 
-def engine(spec: dict[str, Any]) -> Manifest:
-    """The container of the greedy engines."""
-    template = engine_deployment(router(spec), "greedy", SETTINGS)["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    found: Manifest = container
-    return found
-
-
-def master_container(spec: dict[str, Any]) -> Manifest:
-    """The container of the master."""
-    (container,) = made(spec, "mooncake")["Deployment"]["spec"]["template"]["spec"]["containers"]
-    found: Manifest = container
-    return found
-
-
 NO_MASTER: dict[str, dict[str, Any]] = {
     "external master": with_mooncake(EXTERNAL),
     "pools that cannot share": with_mooncake({"segmentSize": "1Gi"}, engine={"version": "0.5.24"}),
@@ -59,7 +44,7 @@ def test_master_is_deployed_only_for_engines_that_share_pages_with_a_managed_one
 
 
 def test_engines_connect_to_the_external_master() -> None:
-    line = engine(with_mooncake(EXTERNAL))["args"]
+    line = engine_container(with_mooncake(EXTERNAL))["args"]
     settings = yaml.safe_load(line[line.index("--hicache-storage-backend-extra-config") + 1])
     assert settings["master_server_address"] == "mooncake.storage.svc:50051"
 
@@ -79,13 +64,14 @@ IMAGES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("spec", "image"), IMAGES.values(), ids=IMAGES.keys())
 def test_master_uses_the_image_of_the_engines_unless_it_has_its_own(spec: dict[str, Any], image: str) -> None:
-    assert master_container(spec)["image"] == image
+    (container,) = made(spec, "mooncake")["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == image
 
 
 def test_only_rdma_requires_a_capability() -> None:
-    without = engine({**SMALLEST, "engine": {"version": "0.5.23"}})["securityContext"]
-    assert engine(with_mooncake({"segmentSize": "1Gi"}))["securityContext"] == without
-    with_rdma = engine(with_mooncake({"segmentSize": "1Gi", "protocol": "RDMA"}))["securityContext"]
+    without = engine_container({**SMALLEST, "engine": {"version": "0.5.23"}})["securityContext"]
+    assert engine_container(with_mooncake({"segmentSize": "1Gi"}))["securityContext"] == without
+    with_rdma = engine_container(with_mooncake({"segmentSize": "1Gi", "protocol": "RDMA"}))["securityContext"]
     assert with_rdma == {**without, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
 
 
@@ -102,7 +88,7 @@ MEMORY: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("fields", "expected"), MEMORY.values(), ids=MEMORY.keys())
 def test_segment_is_added_to_the_default_memory_request(fields: dict[str, Any], expected: str) -> None:
     spec = with_mooncake({"segmentSize": "1536Mi"}, **fields, nodePool={"profile": "None"})
-    assert engine(spec)["resources"]["requests"]["memory"] == expected
+    assert engine_container(spec)["resources"]["requests"]["memory"] == expected
 
 
 def test_change_of_the_master_does_not_restart_the_engines() -> None:

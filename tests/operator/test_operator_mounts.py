@@ -11,12 +11,7 @@ from dps_testkit.operator.routers import SMALLEST
 from tests.operator.harness import KEY, OperatorHarness
 from tests.operator.objects import Manifest, pod, waiting
 
-CREATING = {
-    "name": "gateway",
-    "image": "i",
-    "ready": False,
-    "state": {"waiting": {"reason": "ContainerCreating"}},
-}
+CREATING = waiting("ContainerCreating")
 NO_SECRET = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
 ATTACHED = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
 SUMMARY = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed out waiting for the condition"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dps_engines.pools import POOLS, PoolName
+from dps_engines.pools import POOLS
 from dps_operator.diagnose import CacheHealth
 from dps_operator.errors import ClusterError, NotInstalledError
 from dps_operator.objects import Component
@@ -62,26 +62,8 @@ def measured(problem: str) -> Callable[[OperatorHarness], None]:
     return change
 
 
-def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
-    """Both pools had enough tokens to fetch, and these fetched too few."""
-
-    def change(harness: OperatorHarness) -> None:
-        harness.seen.cache_health[KEY] = CacheHealth(judged=set(POOLS), unserved=set(unserved))
-
-    return change
-
-
-def unreachable(problem: str) -> Callable[[OperatorHarness], None]:
-    """The gateways cannot be asked what their engines fetch."""
-
-    def change(harness: OperatorHarness) -> None:
-        harness.seen.cache_health[KEY] = CacheHealth(unreachable=problem)
-
-    return change
-
-
 def reported(**reports: Any) -> Callable[[OperatorHarness], None]:
-    """The engines have reported this."""
+    """The engines and gateways have reported this of a common prefix cache."""
 
     def change(harness: OperatorHarness) -> None:
         harness.seen.cache_health[KEY] = CacheHealth(**reports)
@@ -97,6 +79,7 @@ MONITORED = {**SMALLEST, "telemetry": {"serviceMonitor": {}}}
 BUDGET = {**SMALLEST, "gpuBudget": {"gpus": 4}}
 CALIBRATED = {**SMALLEST, "routing": {"calibration": {}}}
 RESULT = json.dumps({"policy": "TotalLength", "objective": "session", "seconds": 1.25, "verdict": "it is"})
+BOTH = frozenset(POOLS)
 UNAVAILABLE = ClusterError("the API server is unavailable")
 
 CASES = {
@@ -106,7 +89,7 @@ CASES = {
     ),
     "NotCreated": Case("Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", UNAVAILABLE)),
     "NotReported": Case("PrefixCacheShared", PREFIX_CACHE),
-    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=set(POOLS))),
+    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=BOTH)),
     "AlgorithmNotSupported": Case("PrefixCacheShared", shared({"algorithm": "Eagle3", "draftModel": "d"})),
     "VersionNotSupported": Case("PrefixCacheShared", {**PREFIX_CACHE, "engine": {"version": "0.5.24"}}),
     "RuntimeNotSupported": Case("PrefixCacheShared", {**VLLM, "prefixCache": PREFIX_CACHE["prefixCache"]}),
@@ -122,9 +105,13 @@ CASES = {
     "StorageFull": Case("PrefixCacheServing", PREFIX_CACHE, reported(full={"greedy"})),
     "StorageFailing": Case("PrefixCacheServing", PREFIX_CACHE, reported(failing={"greedy"})),
     "StorageSlow": Case("PrefixCacheServing", PREFIX_CACHE, reported(slow={"greedy": "1 GB/s"})),
-    "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched()),
-    "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),
-    "GatewaysUnreachable": Case("PrefixCacheServing", PREFIX_CACHE, unreachable("no gateway is ready")),
+    "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, reported(judged=BOTH)),
+    "StorageNotServing": Case(
+        "PrefixCacheServing", PREFIX_CACHE, reported(judged=BOTH, unserved=frozenset({"greedy"}))
+    ),
+    "GatewaysUnreachable": Case(
+        "PrefixCacheServing", PREFIX_CACHE, reported(unreachable="no gateway is ready")
+    ),
     "NotMeasured": Case("DemandMeasured", BUDGET),
     "Measured": Case("DemandMeasured", BUDGET, measured("")),
     "NotCalibrated": Case("RoutingCalibrated", CALIBRATED),

@@ -6,7 +6,7 @@ import pytest
 
 from dps_operator.api import NodePool, PodTemplate, Resources
 from dps_operator.build.engine import engine_deployment
-from dps_operator.build.nodes import GPU_TOLERATIONS, PROFILES, placement
+from dps_operator.build.nodes import PROFILES, placement
 from dps_operator.build.pods import container_resources, overlay, pod_template
 from dps_operator.errors import SpecError
 from dps_operator.objects import labels
@@ -160,11 +160,6 @@ def test_custom_affinity_is_combined_with_the_profiles() -> None:
     assert len(terms) == len(PROFILES["A100-80GB"])
     assert all(zone in term["matchExpressions"] for term in terms)
     assert placement(pool)["affinity"]["podAntiAffinity"] == wanted["podAntiAffinity"]
-
-
-def test_gpu_taints_and_custom_taints_are_tolerated() -> None:
-    pool = NodePool.model_validate({"tolerations": [{"key": "spot", "operator": "Exists"}]})
-    assert placement(pool)["tolerations"] == [*GPU_TOLERATIONS, {"key": "spot", "operator": "Exists"}]
 
 
 def test_without_a_profile_only_custom_constraints_apply() -> None:

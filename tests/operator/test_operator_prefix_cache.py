@@ -3,17 +3,16 @@
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
 from dps_operator.api import quantity_bytes
-from dps_operator.build import children
 from dps_operator.build.engine import engine_deployment
+from dps_operator.build.gateway import gateway_config
 from dps_operator.errors import SpecError
-from dps_operator.objects import Manifest
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router
+from tests.operator.objects import engine_container, engine_pod
 
 NAMES = {"prefix-cache-plugin"}
 
@@ -23,12 +22,6 @@ def changed(**fields: Any) -> dict[str, Any]:
     return {**PREFIX_CACHE, "prefixCache": {**PREFIX_CACHE["prefixCache"], **fields}}
 
 
-def pod(spec: dict[str, Any]) -> Manifest:
-    """The pod spec of the greedy engines."""
-    found: Manifest = engine_deployment(router(spec), "greedy", SETTINGS)["spec"]["template"]["spec"]
-    return found
-
-
 @pytest.mark.parametrize(
     ("engine", "memory"),
     [({}, "164034Mi"), ({"args": ["--hicache-size", "20"]}, "117377Mi")],
@@ -36,7 +29,7 @@ def pod(spec: dict[str, Any]) -> Manifest:
 )
 def test_copies_of_kv_are_added_to_the_default_memory_request(engine: dict[str, Any], memory: str) -> None:
     spec = {**PREFIX_CACHE, "engine": {**PREFIX_CACHE["engine"], **engine}}
-    assert pod(spec)["containers"][0]["resources"]["requests"]["memory"] == memory
+    assert engine_container(spec)["resources"]["requests"]["memory"] == memory
 
 
 NOT_SHARED: dict[str, dict[str, Any]] = {
@@ -58,20 +51,10 @@ def test_engines_that_do_not_share_pages_are_the_same_as_without_the_field(spec:
         assert made["spec"] == engine_deployment(router(without), pool, SETTINGS)["spec"]
 
 
-def routing(spec: dict[str, Any]) -> Any:
-    """The section `routing` of the gateway's configuration."""
-    (config,) = (
-        one["data"]["config.yaml"]
-        for one in children(router(spec), SETTINGS, "")
-        if one["kind"] == "ConfigMap" and "config.yaml" in one.get("data", {})
-    )
-    return yaml.safe_load(config)["routing"]
-
-
 def test_gateway_takes_a_common_cache_into_account_only_if_the_engines_share_pages() -> None:
-    assert routing(PREFIX_CACHE)["commonPrefixCache"] is True
+    assert gateway_config(router(PREFIX_CACHE))["routing"]["commonPrefixCache"] is True
     for spec in NOT_SHARED.values():
-        assert "commonPrefixCache" not in routing(spec)
+        assert "commonPrefixCache" not in gateway_config(router(spec))["routing"]
 
 
 PYTHON_PATHS: dict[str, tuple[list[dict[str, str]], list[dict[str, str]], str]] = {
@@ -94,8 +77,7 @@ def test_plugin_precedes_the_specs_own_python_path(
         "engine": {"version": "0.5.23", "env": both},
         "pools": {**PREFIX_CACHE["pools"], "greedy": {"env": own}},
     }
-    (engine,) = pod(spec)["containers"]
-    assert [one for one in engine["env"] if one["name"] == "PYTHONPATH"] == [
+    assert [one for one in engine_container(spec)["env"] if one["name"] == "PYTHONPATH"] == [
         {"name": "PYTHONPATH", "value": expected}
     ]
 
@@ -105,7 +87,7 @@ def test_python_path_from_another_object_is_refused() -> None:
     env = [{"name": "PYTHONPATH", "valueFrom": source}]
     spec = {**PREFIX_CACHE, "engine": {"version": "0.5.23", "env": env}}
     with pytest.raises(SpecError, match=r"PYTHONPATH must be set by value with spec\.prefixCache"):
-        pod(spec)
+        engine_pod(spec)
 
 
 AUTH = {"gateway": {"auth": {"secretName": "keys"}}}
@@ -129,7 +111,7 @@ SHARING_TENANTS = {"gateway": {"auth": {"secretName": "keys", "isolateCache": Fa
 def test_engines_with_separate_caches_have_the_plugin_if_tenants_are_separated(
     spec: dict[str, Any], installed: bool
 ) -> None:
-    found = pod(spec)
+    found = engine_pod(spec)
     (engine,) = found["containers"]
     containers = [one["name"] for one in found.get("initContainers", [])]
     volumes = {one["name"] for one in found["volumes"]} & NAMES

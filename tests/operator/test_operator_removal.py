@@ -7,7 +7,7 @@ import pytest
 from dps_engines.pools import POOLS
 from dps_operator.errors import RejectedError
 from dps_testkit.operator.routers import MOONCAKE, SMALLEST
-from tests.operator.harness import NOW, OperatorHarness
+from tests.operator.harness import NOW, OperatorHarness, serving
 from tests.operator.objects import pod
 
 CREDENTIALS = "dps-router-credentials"
@@ -19,15 +19,6 @@ REDIS = {("StatefulSet", "qwen-redis"), ("Service", "qwen-redis")}
 def existing(harness: OperatorHarness) -> set[tuple[str, str]]:
     """Kind and name of every object in the namespace."""
     return {(kind, name) for kind, _, name in harness.cluster.objects if kind != "Event"}
-
-
-async def serving(spec: dict[str, Any]) -> OperatorHarness:
-    """A DPSRouter whose rollouts have finished."""
-    harness = OperatorHarness(spec)
-    await harness.reconcile()
-    harness.rolled_out()
-    await harness.reconcile()
-    return harness
 
 
 async def test_managed_redis_is_kept_until_all_gateways_use_the_external_one() -> None:
@@ -132,15 +123,6 @@ async def test_other_objects_are_deleted_during_a_rollout() -> None:
     await harness.reconcile()
     assert harness.cluster.names("Ingress") == set()
     assert harness.cluster.names("NetworkPolicy") == {"qwen-redis"}
-
-
-async def test_invalid_spec_deletes_nothing() -> None:
-    harness = await serving(SMALLEST)
-    before = existing(harness)
-    harness.edit({**EXTERNAL, "engine": {"args": ["--port", "1"]}})
-    await harness.reconcile()
-    assert harness.condition("SpecValid")["reason"] == "InvalidSpec"
-    assert existing(harness) == before
 
 
 async def test_store_is_kept_while_the_api_server_rejects_the_gateways_that_do_not_need_it() -> None:

@@ -12,7 +12,8 @@ from dps_operator.build.network import network_policies
 from dps_operator.errors import SpecError
 from dps_operator.objects import ENGINE
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from tests.operator.harness import OperatorHarness
+from tests.operator.harness import serving
+from tests.operator.objects import engine_container
 
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
     "default": ({}, {}, ("lmsysorg/sglang:v0.5.23", "SGLang 0.5.23")),
@@ -58,8 +59,7 @@ def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
     assert [one["service"]["port"] for one in services] == [30000, 8000]
     ports: dict[PoolName, int] = {"speculative": 30000, "greedy": 8000}
     for name, port in ports.items():
-        container = engine_deployment(mixed, name, SETTINGS)["spec"]["template"]["spec"]["containers"][0]
-        assert container["ports"][0]["containerPort"] == port
+        assert engine_container(MIXED, name)["ports"][0]["containerPort"] == port
         assert engine_service(mixed, name)["spec"]["ports"][0]["port"] == port
         (policy,) = [one for one in network_policies(mixed) if one["metadata"]["name"] == f"qwen-{name}"]
         assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port}]
@@ -71,8 +71,7 @@ def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
 def test_vllm_sends_no_usage_statistics_unless_the_spec_asks_for_them(
     env: list[dict[str, str]], value: str
 ) -> None:
-    made = engine_deployment(router(with_greedy({"runtime": "VLLM", "env": env}, {})), "greedy", SETTINGS)
-    (container,) = made["spec"]["template"]["spec"]["containers"]
+    container = engine_container(with_greedy({"runtime": "VLLM", "env": env}, {}))
     (variable,) = [one for one in container["env"] if one["name"] == "VLLM_NO_USAGE_STATS"]
     assert variable["value"] == value
 
@@ -96,32 +95,19 @@ def test_combination_that_does_not_exist_is_refused(spec: dict[str, Any], messag
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(
-    ("name", "engine", "image"),
-    [
-        ("qwen-speculative", "SGLang 0.5.24", "lmsysorg/sglang:v0.5.24"),
-        ("qwen-greedy", "VLLM 0.34.0", "vllm/vllm-openai:v0.34.0"),
-    ],
-)
-async def test_version_in_use_is_kept_for_each_runtime(name: str, engine: str, image: str) -> None:
-    harness = OperatorHarness(with_greedy({}, {"runtime": "VLLM"}))
-    await harness.reconcile()
-    for one in ("qwen-speculative", "qwen-greedy"):
-        harness.available(one)
-    harness.object("Deployment", name)["metadata"]["annotations"][ENGINE] = engine
+async def test_version_in_use_is_kept_for_the_runtime_of_one_pool() -> None:
+    harness = await serving(with_greedy({}, {"runtime": "VLLM"}))
+    harness.object("Deployment", "qwen-greedy")["metadata"]["annotations"][ENGINE] = "VLLM 0.34.0"
     harness.edit(with_greedy({}, {"runtime": "VLLM"}, nodePool={"profile": "None"}))
     await harness.reconcile()
     harness.available("qwen-speculative")
     await harness.reconcile()
-    container = harness.object("Deployment", name)["spec"]["template"]["spec"]["containers"][0]
-    assert container["image"] == image
+    container = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "vllm/vllm-openai:v0.34.0"
 
 
 async def test_change_of_the_runtime_takes_its_default_version() -> None:
-    harness = OperatorHarness(with_greedy({}, {}))
-    await harness.reconcile()
-    harness.available("qwen-greedy")
-    harness.available("qwen-speculative")
+    harness = await serving(with_greedy({}, {}))
     harness.edit(with_greedy({}, {"runtime": "VLLM"}))
     await harness.reconcile()
     pod = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]

@@ -12,17 +12,14 @@ from dps_operator.autoscale import (
     UNSERVED_SECONDS,
     Activities,
     Activity,
-    Autoscaler,
     activities,
     demand,
     needed,
 )
 from dps_operator.build import children
 from dps_operator.build.gateway import gateway_config
-from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from tests.operator.harness import KEY, NOW, FakeGateways, OperatorHarness
-from tests.operator.objects import READY, pod
+from tests.operator.harness import KEY, ScalingHarness
 
 ZERO = {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": 60}
 SPECULATIVE = SMALLEST["pools"]["speculative"]
@@ -43,36 +40,10 @@ dps_pool_unavailable_total{pool="greedy"} 4.0
 """
 
 
-class ScalingHarness(OperatorHarness):
-    """A DPSRouter whose pools have the replicas that their Deployments request."""
+class ZeroHarness(ScalingHarness):
+    """A DPSRouter whose pools can lose all their ready engines."""
 
-    def __init__(self, pools: dict[str, Any]) -> None:
-        self.gateways, self.time = FakeGateways(), 0
-        super().__init__({**SMALLEST, "pools": pools})
-        self.gateway("gateway-1", "10.0.0.1", ready=True)
-
-    def gateway(self, name: str, address: str, *, ready: bool) -> None:
-        """Add a gateway, or change whether it is ready. The operator observes it with the next settle()."""
-        conditions = [READY if ready else {**READY, "status": "False"}]
-        self.cluster.objects["Pod", KEY[0], name] = pod(name, "gateway", podIP=address, conditions=conditions)
-
-    def start_scaler(self) -> None:
-        """Start the loop of a new operator process."""
-        queue = WorkQueue(self.reconciler.reconcile)
-        self.scaler = Autoscaler(self.seen, queue, self.gateways, lambda: NOW)
-
-    async def settle(self) -> dict[str, int]:
-        """Reconcile and make the requested replicas ready; returns the replicas."""
-        for _ in range(3):
-            await self.reconcile()
-            self.rolled_out()
-        return self.replicas()
-
-    def replicas(self) -> dict[str, int]:
-        """The replicas that the Deployments request."""
-        return {pool: self.object("Deployment", f"qwen-{pool}")["spec"].get("replicas", 1) for pool in POOLS}
-
-    async def poll_without_ready_engines(self, seconds: int) -> dict[str, int]:
+    async def poll_without_ready_engines(self, seconds: int) -> dict[PoolName, int]:
         """Read the activity once, `seconds` later, and reconcile, while no engine is ready."""
         self.time += seconds
         for pool in POOLS:
@@ -82,17 +53,10 @@ class ScalingHarness(OperatorHarness):
         await self.reconcile()
         return self.replicas()
 
-    async def poll(self, seconds: int = 0) -> dict[str, int]:
-        """Read the activity once, `seconds` later, and reconcile."""
-        self.time += seconds
-        await self.scaler.once(self.time)
-        return await self.settle()
 
-
-async def harness(pools: dict[str, Any]) -> ScalingHarness:
+async def harness(pools: dict[str, Any]) -> ZeroHarness:
     """A DPSRouter that serves, whose activity has been read once."""
-    made = ScalingHarness(pools)
-    made.start_scaler()
+    made = ZeroHarness({**SMALLEST, "pools": pools})
     assert await made.settle() == {"speculative": 1, "greedy": 1}
     await made.poll()
     return made
@@ -154,7 +118,6 @@ async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:
     made = await harness(BOTH)
     await made.poll(60)
     made.restart()
-    made.start_scaler()
     assert await made.settle() == {"speculative": 0, "greedy": 0}
     assert await made.poll(1) == {"speculative": 0, "greedy": 0}
 

@@ -9,12 +9,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_engines.pools import POOLS, PoolName
+from dps_engines.pools import PoolName
 from dps_operator.build import children
 from dps_operator.build.engine import SCRIPT, engine_deployment
 from dps_operator.errors import SpecError
 from dps_operator.objects import COMPONENT_LABEL, Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from tests.operator.objects import engine_container, engine_pod
 
 SHARED: dict[str, Any] = {**SMALLEST, "placement": "SharedGPU"}
 
@@ -23,32 +24,13 @@ def deployment(spec: dict[str, Any], pool: Any) -> Manifest:
     return engine_deployment(router(spec), pool, SETTINGS)
 
 
-def arguments(spec: dict[str, Any], pool: Any) -> list[str]:
-    found: list[str] = deployment(spec, pool)["spec"]["template"]["spec"]["containers"][0]["args"]
-    return found
-
-
-def limits(spec: dict[str, Any], pool: Any) -> dict[str, str]:
-    """The resources of the device plugin that an engine requests."""
-    (container,) = deployment(spec, pool)["spec"]["template"]["spec"]["containers"]
-    found: dict[str, str] = container["resources"]["limits"]
-    return found
-
-
 def test_the_memory_of_the_gpu_is_divided_between_the_engines() -> None:
     for pool, fraction in (("speculative", "0.70"), ("greedy", "0.64")):
-        line = arguments(SHARED, pool)
+        line = engine_container(SHARED, pool)["args"]
         assert line[line.index("--mem-fraction-static") + 1] == fraction
         assert line[line.index("--max-total-tokens") + 1] == "167936"
-        assert "--max-total-tokens" not in arguments(SMALLEST, pool)
-
-
-def test_each_engine_requests_one_of_the_shares_of_the_gpu() -> None:
-    for pool in POOLS:
-        assert limits(SHARED, pool) == {"nvidia.com/gpu": "1"}
-        renamed = {**SHARED, "nodePool": {"sharing": {"renamed": True}}}
-        assert limits(renamed, pool) == {"nvidia.com/gpu.shared": "1"}
-        assert "--max-total-tokens" in arguments(renamed, pool)
+        assert engine_container({**SHARED, "nodePool": {"sharing": {"renamed": True}}}, pool)["args"] == line
+        assert "--max-total-tokens" not in engine_container(SMALLEST, pool)["args"]
 
 
 MPS: dict[str, Any] = {**SHARED, "nodePool": {"sharing": {"strategy": "MPS"}}}
@@ -56,17 +38,16 @@ MPS: dict[str, Any] = {**SHARED, "nodePool": {"sharing": {"strategy": "MPS"}}}
 
 def test_mps_gives_each_engine_half_of_the_memory() -> None:
     for pool, fraction, tokens in (("speculative", "0.68", "121856"), ("greedy", "0.68", "237568")):
-        line = arguments(MPS, pool)
+        line = engine_container(MPS, pool)["args"]
         assert line[line.index("--mem-fraction-static") + 1] == fraction
         assert line[line.index("--max-total-tokens") + 1] == tokens
     with pytest.raises(SpecError, match=r"the engine needs .* but its part of the GPU has 20\.0 GiB"):
-        arguments({**MPS, "nodePool": {**MPS["nodePool"], "profile": "A100-40GB"}}, "greedy")
+        engine_container({**MPS, "nodePool": {**MPS["nodePool"], "profile": "A100-40GB"}}, "greedy")
 
 
 def test_with_mps_nothing_hides_the_shared_memory_that_the_device_plugin_mounts() -> None:
     def mounts(spec: dict[str, Any]) -> set[str]:
-        (container,) = deployment(spec, "greedy")["spec"]["template"]["spec"]["containers"]
-        return {mount["mountPath"] for mount in container["volumeMounts"]}
+        return {mount["mountPath"] for mount in engine_container(spec)["volumeMounts"]}
 
     assert "/dev/shm" in mounts(SHARED)
     assert "/dev/shm" not in mounts(MPS)
@@ -91,7 +72,7 @@ def test_a_rollout_that_needs_room_for_a_third_engine_is_refused(strategy: dict[
 
 def waiting_container(spec: dict[str, Any], pool: PoolName) -> Manifest | None:
     """The init container in which an engine waits for the other one."""
-    containers = deployment(spec, pool)["spec"]["template"]["spec"].get("initContainers", [])
+    containers = engine_pod(spec, pool).get("initContainers", [])
     found: Manifest | None = next((one for one in containers if one["name"] == "wait-for-neighbour"), None)
     return found
 

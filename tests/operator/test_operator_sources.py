@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from dps_gateway.config import GatewayConfig
-from dps_operator.build.engine import engine_deployment
-from dps_operator.build.gateway import gateway_config, gateway_deployment
+from dps_operator.build.gateway import gateway_config
 from dps_operator.build.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_operator.objects import Manifest
-from dps_testkit.operator.routers import SETTINGS, SMALLEST, SOURCES, SOURCES_VLLM, router
+from dps_testkit.operator.routers import SMALLEST, SOURCES, SOURCES_VLLM, router
 from tests.operator.harness import OperatorHarness
+from tests.operator.objects import engine_pod, gateway_pod
 
 STANDALONE = SMALLEST["pools"]["speculative"]["speculation"]
 
@@ -24,16 +24,6 @@ def spec_of(source: dict[str, Any], draft: dict[str, Any] | None = None, **model
         "model": {**SMALLEST["model"], "source": source, **model},
         "pools": {"speculative": {"speculation": speculation}},
     }
-
-
-def engine_pod(spec: dict[str, Any], pool: Any = "speculative") -> Manifest:
-    template: Manifest = engine_deployment(router(spec), pool, SETTINGS)["spec"]["template"]["spec"]
-    return template
-
-
-def gateway_pod(spec: dict[str, Any]) -> Manifest:
-    template: Manifest = gateway_deployment(router(spec), SETTINGS, "s")["spec"]["template"]["spec"]
-    return template
 
 
 PATHS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -107,7 +97,7 @@ ACCOUNTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = 
 def test_engines_have_the_service_account_of_the_source(
     source: dict[str, Any], draft: dict[str, Any] | None, wanted: str | None
 ) -> None:
-    pod = engine_pod(spec_of(source, draft))
+    pod = engine_pod(spec_of(source, draft), "speculative")
     assert pod.get("serviceAccountName") == wanted
     assert pod["automountServiceAccountToken"] is False
 
@@ -118,7 +108,7 @@ def test_different_service_accounts_are_refused() -> None:
         {"s3": {"uri": "s3://bucket/d", "serviceAccountName": "b"}},
     )
     with pytest.raises(SpecError, match="a pod has one ServiceAccount"):
-        engine_pod(spec)
+        engine_pod(spec, "speculative")
 
 
 def test_gateway_downloads_only_the_tokenizer() -> None:

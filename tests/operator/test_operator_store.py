@@ -31,23 +31,23 @@ def test_managed_store_has_the_resources_placement_and_pull_secrets_of_the_spec(
     }
 
 
-def max_memory(managed: dict[str, Any]) -> str:
-    arguments = redis_pod(**managed)["containers"][0]["args"]
-    found: str = arguments[arguments.index("--maxmemory") + 1]
-    return found
-
-
-@pytest.mark.parametrize(("limit", "data"), [(None, "384mb"), ("2Gi", "1536mb"), (1000000000, "715mb")])
-def test_redis_uses_three_quarters_of_its_memory_limit_for_data(limit: Any, data: str) -> None:
-    assert (
-        max_memory({"size": "10Gi", **({"resources": {"limits": {"memory": limit}}} if limit else {})})
-        == data
-    )
-
-
-@pytest.mark.parametrize(("size", "data"), [("1Gi", "512mb"), (2 * 10**9, "953mb"), ("1Mi", "1mb")])
-def test_redis_uses_at_most_half_of_its_volume_for_data(size: Any, data: str) -> None:
-    assert max_memory({"size": size, "resources": {"limits": {"memory": "4Gi"}}}) == data
+@pytest.mark.parametrize(
+    ("size", "limit", "data"),
+    [
+        ("10Gi", None, "384mb"),
+        ("10Gi", "2Gi", "1536mb"),
+        ("10Gi", 1000000000, "715mb"),
+        ("1Gi", "4Gi", "512mb"),
+        (2 * 10**9, "4Gi", "953mb"),
+        ("1Mi", "4Gi", "1mb"),
+    ],
+)
+def test_redis_uses_three_quarters_of_its_memory_limit_and_at_most_half_of_its_volume_for_data(
+    size: Any, limit: Any, data: str
+) -> None:
+    resources = {"resources": {"limits": {"memory": limit}}} if limit else {}
+    arguments = redis_pod(size=size, **resources)["containers"][0]["args"]
+    assert arguments[arguments.index("--maxmemory") + 1] == data
 
 
 def test_name_of_more_than_46_characters_requires_an_external_redis() -> None:

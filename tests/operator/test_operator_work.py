@@ -167,22 +167,9 @@ ROUTE = {
 }
 
 
-class _MalformedCluster(FakeCluster):
-    """Serves a malformed Deployment."""
-
-    async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
-    ) -> AsyncIterator[list[Manifest]]:
-        async for page in super().pages(kind, namespace, selector, fields):
-            yield (
-                [*page, {"metadata": {"namespace": "ns", "name": "broken"}}]
-                if kind.name == "Deployment"
-                else page
-            )
-
-
 async def test_malformed_object_does_not_prevent_a_listing(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = _MalformedCluster()
+    cluster = FakeCluster()
+    cluster.objects["Deployment", "ns", "broken"] = {"metadata": {"namespace": "ns", "name": "broken"}}
     cluster.store(ROUTE)
     cluster.store(BODY)
     made, seen, _ = await resync(cluster)
