@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from dps_gateway.cached_prompt import SINGLE_TOKENS, CachedPrompt, CacheUnits
 from dps_gateway.pool import Pool, replica_id
 from dps_gateway.prompt.cache_identity import cache_key
 from dps_gateway.prompt.outline import Difference
 from dps_gateway.prompt.renderer import Prompt
-from dps_gateway.routing.decision import PolicyInput
+from dps_gateway.routing.decision import SINGLE_TOKENS, CachedPrompt, CacheUnits, PolicyInput
 from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag

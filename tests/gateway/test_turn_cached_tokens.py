@@ -2,8 +2,8 @@
 
 import pytest
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool, replica_id
+from dps_gateway.routing.decision import PromptTokens
 from dps_gateway.turn import MeasuredTurn, policy_input_of
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool

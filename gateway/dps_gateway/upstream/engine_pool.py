@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import PoolView
+from dps_gateway.routing.decision import CachedPrompt, PoolView
 from dps_gateway.upstream.admission import Accepts, Admission, Slot, SlotRequest
 from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Configuration, Replica

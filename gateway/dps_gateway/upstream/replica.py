@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dps_gateway.cached_prompt import SINGLE_TOKENS, CacheUnits
 from dps_gateway.pool import replica_id
+from dps_gateway.routing.decision import SINGLE_TOKENS, CacheUnits
 
 LATE_CHECKS_TO_FAIL: Final = 3
 """Consecutive health checks without an answer in time after which a replica is unavailable.
