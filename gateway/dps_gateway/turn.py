@@ -5,17 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from dps_gateway.engine.usage import Usage
 from dps_gateway.pool import Pool, replica_id
 from dps_gateway.prompt.cache_identity import cache_key
 from dps_gateway.prompt.outline import Difference
 from dps_gateway.prompt.renderer import Prompt
-from dps_gateway.routing.decision import SINGLE_TOKENS, CachedPrompt, CacheUnits, PolicyInput
+from dps_gateway.routing.decision import SINGLE_TOKENS, CachedPrompt, CacheUnits, PolicyInput, PromptTokens
 from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import CachedOn, Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
 from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.replica import Replica
 
 EVICTION_SLACK_TOKENS: Final = 256
 """The tokens by which an engine's cached tokens may fall short of the expected ones before an eviction is assumed. An
@@ -53,25 +55,33 @@ class MeasuredTurn:
 
     session: Session
     prompt: Prompt
-    prompt_tokens: int
-    """L_t, as the engine is expected to report it."""
-    delta_tokens: int
-    """ΔL_t."""
-    counted_tokens: int
-    """The gateway's count of the prompt, without the correction."""
-    correction: int
-    """The tokens that the engine reported beyond the gateway's count, for the prompt that this one grew from.
+    point: Point
+    """What the session's record will contain about the prompt, apart from the replica that answers.
 
-    Images, or a chat template on the engine that differs from the gateway's, make the counts differ by a constant.
-    Applying the constant to both lengths cancels it in ΔL_t.
+    Its correction is that of the prompt that this one grew from. Images, or a chat template on the engine that differs
+    from the gateway's, make the counts differ by a constant. Applying it to both lengths cancels it in ΔL_t.
     """
-    boundary_tokens: int
-    """The gateway's count up to the prompt's last boundary, or 0 if unknown."""
-    number: int
-    common_prefix_cache: bool
-    """Whether each pool can fetch what the other has cached."""
     cached: CachedPrompt
     """The cached prefixes of the prompt, according to the session's record."""
+
+    @property
+    def number(self) -> int:
+        """The turn's number in its session."""
+        return self.point.turn
+
+    @property
+    def prompt_tokens(self) -> int:
+        """L_t, as the engine is expected to report it."""
+        return self.cached.length
+
+    @property
+    def delta_tokens(self) -> int:
+        """ΔL_t."""
+        return self.session.growth.delta_tokens(self.prompt_tokens)
+
+    def tokens_on(self, replica: Replica) -> PromptTokens:
+        """What a replica has to do for the tokens of the prompt, according to the session's record."""
+        return self.cached.tokens(replica.id, replica.units)
 
     @property
     def affinity(self) -> str:
@@ -136,41 +146,29 @@ class Turns:
                 else await self._by_history(scope, prompt)
             )
             counted, boundary_tokens = await prompt.measure(session.growth.parent)
-        growth, common = session.growth, self.common_prefix_cache
-        correction = growth.parent.correction if growth.parent is not None else 0
-        prompt_tokens = max(0, counted + correction)
-        return MeasuredTurn(
-            session=session,
-            prompt=prompt,
-            prompt_tokens=prompt_tokens,
-            delta_tokens=growth.delta_tokens(prompt_tokens),
-            counted_tokens=counted,
-            correction=correction,
-            boundary_tokens=boundary_tokens,
-            number=_number(session, prompt, counted),
-            common_prefix_cache=common,
-            cached=growth.cached(prompt_tokens, common_prefix_cache=common),
+        growth = session.growth
+        point = Point(
+            turn=_number(session, prompt, counted),
+            digest=prompt.digest,
+            offset=prompt.offset,
+            tokens=boundary_tokens,
+            counted=counted,
+            holders=(),
+            correction=growth.parent.correction if growth.parent is not None else 0,
+            shared=self.common_prefix_cache,
         )
+        cached = growth.cached(point.length, common_prefix_cache=self.common_prefix_cache)
+        return MeasuredTurn(session, prompt, point, cached)
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, url: str, span: str) -> None:
         """Record that the replica of `pool` with this base URL has begun to answer: it now holds the prompt."""
         session, prompt = turn.session, turn.prompt
-        point = Point(
-            turn=turn.number,
-            digest=prompt.digest,
-            offset=prompt.offset,
-            tokens=turn.boundary_tokens,
-            counted=turn.counted_tokens,
-            holders=(CachedOn(pool, replica_id(url)),),
-            correction=turn.correction,
-            shared=turn.common_prefix_cache,
-        )
         await self.store.commit(
             session.scope,
             session.snapshot,
             session.id,
             session.base,
-            point,
+            turn.point._replace(holders=(CachedOn(pool, replica_id(url)),)),
             session.growth.parent,
             span=span,
             outline=prompt.outline.fingerprints,
@@ -181,41 +179,43 @@ class Turns:
         self,
         turn: MeasuredTurn,
         url: str,
-        prompt_tokens: int,
-        cached_tokens: int | None,
-        fetched_tokens: int | None = None,
+        usage: Usage,
         units: CacheUnits = SINGLE_TOKENS,
-        drafted: tuple[int, int] | None = None,
+        *,
+        continued: bool = False,
     ) -> bool:
         """Correct the record with the engine's usage. Returns whether L_t differs from the length that it reports.
 
-        url: the base URL of the replica that answered.
-        fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.
-        units: those of the replica's cache.
-        drafted: the tokens of the answer, and the verifications of drafts that yielded them; None if unknown.
+        url: the base URL of the replica that answered, whose cache has these units.
+        continued: whether several engines have generated the answer, so that the verifications are not those of one.
         """
-        replica, growth = replica_id(url), turn.session.growth
+        replica, growth, digest = replica_id(url), turn.session.growth, turn.prompt.digest
         known, shared = growth.held.get(replica), growth.shared
         evicted = lost = False
-        if cached_tokens is not None:
-            held = cached_tokens - (fetched_tokens or 0)
+        if (cached := usage.cached_tokens) is not None:
+            held = cached - (usage.fetched_tokens or 0)
             evicted = known is not None and held + EVICTION_SLACK_TOKENS < units.whole_pages(known.length)
-            least = cached_tokens + EVICTION_SLACK_TOKENS + units.fetch_threshold_tokens
+            least = cached + EVICTION_SLACK_TOKENS + units.fetch_threshold_tokens
             lost = (
-                fetched_tokens is not None and shared is not None and least < units.whole_pages(shared.length)
+                usage.fetched_tokens is not None
+                and shared is not None
+                and least < units.whole_pages(shared.length)
             )
-        mismatch = prompt_tokens != turn.prompt_tokens
-        known_acceptance = turn.session.base.acceptance
-        if evicted or lost or mismatch or (drafted and known_acceptance.changed_by(*drafted, turn.number)):
-            digest = turn.prompt.digest
+        mismatch = usage.prompt_tokens != turn.prompt_tokens
+        verifications = 0 if continued else usage.verifications or 0
+        drafted = (usage.completion_tokens, verifications, turn.number)
+        if (
+            evicted
+            or lost
+            or mismatch
+            or (verifications and turn.session.base.acceptance.changed_by(*drafted))
+        ):
+            evicted_from = replica if evicted else None
 
             def corrected(record: Record) -> Record:
-                record = record.with_reported_length(digest, prompt_tokens)
-                if drafted:
-                    seen = record.acceptance.observed(*drafted, turn.number)
-                    record = record._replace(acceptance=seen)
-                record = record.without_cache(replica, keep=digest) if evicted else record
-                return record.without_shared(keep=digest) if lost else record
+                if verifications:
+                    record = record._replace(acceptance=record.acceptance.observed(*drafted))
+                return record.corrected(digest, usage.prompt_tokens, evicted_from=evicted_from, lost=lost)
 
             await self.store.amend(turn.session.scope, turn.session.id, corrected)
         return mismatch

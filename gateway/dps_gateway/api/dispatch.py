@@ -334,7 +334,7 @@ class Dispatch:
         turn = self._call.turn
         if turn is None or not self._outbound.streamed:
             return 0
-        return turn.cached.tokens(replica.id, replica.units).prefill
+        return turn.tokens_on(replica).prefill
 
 
 async def _begun(answer: Answer) -> bytes:

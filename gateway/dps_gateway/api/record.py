@@ -77,17 +77,14 @@ def _count_sources(answered: Answered, sources: PromptSources | None) -> None:
     for name in ("held", "fetched", "computed"):
         metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
     if (turn := answered.call.turn) is not None:
-        replica = answered.dispatch.replica
-        fetchable = turn.cached.tokens(replica.id, replica.units).fetchable
+        fetchable = turn.tokens_on(answered.dispatch.replica).fetchable
         metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
 
 async def _correct(answered: Answered, usage: Usage, turn: MeasuredTurn) -> None:
     call, replica = answered.call, answered.dispatch.replica
-    counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
-    drafted = (usage.completion_tokens, usage.verifications) if usage.verifications else None
     if await call.runtime.turns.correct(
-        turn, replica.url, *counts, replica.units, None if answered.continued else drafted
+        turn, replica.url, usage, replica.units, continued=answered.continued
     ):
         call.runtime.metrics.token_count_mismatch.inc()
         log.warning(
@@ -131,7 +128,7 @@ def _observation(
     return Observation(
         pool=dispatch.pool.name,
         turn=replace(policy_input, prompt_tokens=usage.prompt_tokens),
-        view=replace(view, replica=replica.id, prompt=turn.cached.tokens(replica.id, replica.units)),
+        view=replace(view, replica=replica.id, prompt=turn.tokens_on(replica)),
         cached_tokens=usage.cached_tokens,
         fetched_tokens=usage.fetched_tokens,
         output_tokens=usage.completion_tokens,

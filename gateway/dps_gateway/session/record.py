@@ -189,28 +189,23 @@ class Record(NamedTuple):
             result = result.with_point(point, other.span, other.outline)
         return result
 
-    def with_reported_length(self, digest: str, prompt_tokens: int) -> Self:
-        """This record with the length (tokens) that the engine reported for a prompt."""
-        return self._replace(
-            points=tuple(
-                p._replace(correction=prompt_tokens - p.counted) if p.digest == digest else p
-                for p in self.points
-            ),
-        )
+    def corrected(
+        self, digest: str, prompt_tokens: int, *, evicted_from: str | None = None, lost: bool = False
+    ) -> Self:
+        """This record after an engine has reported the length (tokens) of the prompt with this digest.
 
-    def without_cache(self, replica: str, keep: str) -> Self:
-        """This record after a replica evicted the session from its KV cache, except for the point `keep`."""
+        The other points are no longer cached on the replica `evicted_from`, nor shared if the common prefix cache has
+        `lost` them.
+        """
         points = tuple(
-            p
-            if p.digest == keep
-            else p._replace(holders=tuple(holder for holder in p.holders if holder.replica != replica))
+            p._replace(correction=prompt_tokens - p.counted)
+            if p.digest == digest
+            else p._replace(
+                holders=tuple(holder for holder in p.holders if holder.replica != evicted_from),
+                shared=p.shared and not lost,
+            )
             for p in self.points
         )
-        return self._replace(points=points)
-
-    def without_shared(self, keep: str) -> Self:
-        """This record after the common prefix cache lost the session's prompts, except for the point `keep`."""
-        points = tuple(p if p.digest == keep else p._replace(shared=False) for p in self.points)
         return self._replace(points=points)
 
 
