@@ -17,8 +17,7 @@ from dps_gateway.routing.decision import (
     PoolView,
     Reason,
 )
-from dps_gateway.upstream.admission import Admission
-from dps_gateway.upstream.affinity import preferred
+from dps_gateway.upstream.admission import Admission, Slot, SlotRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Configuration, Replica
 from dps_lab.simulate.engine import VirtualEngine
@@ -61,13 +60,17 @@ class Placement:
     decision: Decision
     engine: VirtualEngine
     gateway_replica: int
-    replica: Replica
-    """The gateway replica's observations of the engine."""
+    slot: Slot
     moved: bool
     turn: PolicyInput
     view: PoolView
     sent_tokens: int
     """`sent_tokens` of the replica immediately after this turn had been sent."""
+
+    @property
+    def replica(self) -> Replica:
+        """The gateway replica's observations of the engine."""
+        return self.slot.replica
 
 
 class VirtualGateway:
@@ -125,16 +128,15 @@ class VirtualGateway:
         if decision.pool not in views:
             decision = Decision(decision.pool.other, Reason.FAILOVER)
         held = record.held_tokens(turn)
-        replica = preferred(session_id, pools[decision.pool].ready, lambda each: UNBOUNDED, held)
-        assert replica is not None
-        view = views[decision.pool]
-        replica.in_flight += 1
+        slot = pools[decision.pool].take(SlotRequest([pools[decision.pool]], session=session_id, held=held))
+        assert slot is not None
+        replica, view = slot.replica, views[decision.pool]
         self.demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
         sent = replica.sent_tokens
         moved = record.commit(turn, decision.pool, replica.id)
         engine = self._engines[replica.url]
-        return Placement(decision, engine, gateway_replica, replica, moved, policy_input, view, sent)
+        return Placement(decision, engine, gateway_replica, slot, moved, policy_input, view, sent)
 
     def answering(self, placement: Placement) -> None:
         """Count the prompt of a turn as prefilled."""
@@ -144,7 +146,7 @@ class VirtualGateway:
 
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
-        placement.replica.in_flight -= 1
+        placement.slot.release()
         self.demand[placement.decision.pool] -= 1
 
     @property
