@@ -13,7 +13,7 @@ import orjson
 from dps_gateway.config import GatewayConfig
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import LearningPolicy, Observation, Policy
-from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.session.redis import StoreUnavailable
 
 INTERVAL_SECONDS: Final = 5.0
 LIVE_SECONDS: Final = 30.0

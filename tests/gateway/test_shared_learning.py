@@ -8,7 +8,7 @@ from dps_gateway.config import parse_config
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Document, LearningPolicy, Observation, PolicyInput, Reason
 from dps_gateway.routing.policies import AlwaysGreedy
-from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.session.redis import StoreUnavailable
 from dps_gateway.shared_learning import ENOUGH_TURNS, LIVE_SECONDS, SharedLearning, learned_key
 from dps_testkit.clock import ManualClock
 from tests.gateway.adaptive_turns import answer

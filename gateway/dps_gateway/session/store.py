@@ -5,11 +5,11 @@ A request never fails because of session state. In the worst case the session is
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dps_gateway.session.entries import (
     Pointer,
@@ -23,6 +23,7 @@ from dps_gateway.session.entries import (
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
+from dps_gateway.session.redis import ForeignValue, Hit, RedisBackend, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -40,49 +41,6 @@ nothing to write is cheap."""
 
 MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
-
-
-class StoreUnavailable(Exception):
-    """The backend timed out or returned an error."""
-
-
-class ForeignValue(StoreUnavailable):
-    """The key holds a value of another type, which this project did not write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The first pointer found: its index among the keys, its value, and the record that it refers to."""
-
-    rank: int
-    pointer: bytes
-    record: bytes | None
-
-
-class Backend(Protocol):
-    """A shared key-value store. Every method has a short timeout, and raises StoreUnavailable if it fails."""
-
-    async def get(self, key: str) -> bytes | None: ...
-
-    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None: ...
-
-    async def set(self, key: str, value: bytes, ttl_seconds: int) -> None: ...
-
-    async def swap(
-        self,
-        key: str,
-        expected: bytes | None,
-        value: bytes,
-        ttl_seconds: int,
-        pointer: tuple[str, bytes] | None = None,
-    ) -> tuple[bool, bytes | None]:
-        """Compare and set: replace `expected` with `value` and write `pointer`, a key and a value.
-
-        Returns (True, None), or (False, the current value) if it is not `expected`.
-        """
-
-    async def delete(self, keys: Sequence[str]) -> bool:
-        """Delete keys of one session. Returns whether any existed."""
 
 
 class StateSource(StrEnum):
@@ -128,7 +86,7 @@ class Snapshot:
 class SessionStore:
     """Reads and commits session records. Only `delete` raises StoreUnavailable."""
 
-    def __init__(self, backend: Backend | None, mirror: Mirror, ttl_seconds: int) -> None:
+    def __init__(self, backend: RedisBackend | None, mirror: Mirror, ttl_seconds: int) -> None:
         self._backend = backend
         self._mirror = mirror
         self.ttl_seconds = ttl_seconds
@@ -241,7 +199,7 @@ class SessionStore:
                 break
         return flushed
 
-    async def _write(self, backend: Backend, key: str) -> bool:
+    async def _write(self, backend: RedisBackend, key: str) -> bool:
         """Write an unwritten entry. Returns whether the mirror has nothing newer for its key."""
         current = await backend.get(key) if is_record_key(key) else None
         if (
