@@ -11,10 +11,9 @@ from dps_gateway.prompt.cache_identity import cache_key
 from dps_gateway.prompt.outline import Difference
 from dps_gateway.prompt.renderer import Prompt
 from dps_gateway.routing.decision import SINGLE_TOKENS, CachedPrompt, CacheUnits, PolicyInput, PromptTokens
-from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import CachedOn, Point, Record, StoredResponse
 from dps_gateway.session.store import SessionStore, Snapshot
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Replica

@@ -10,11 +10,10 @@ from dps_gateway.engine.sglang import SGLang
 from dps_gateway.engine.usage import Usage
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.renderer import PromptRenderer
-from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
-from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.store import SessionStore
+from dps_gateway.session.record import StoredResponse
+from dps_gateway.session.store import Mirror, SessionStore
 from dps_gateway.turn import MeasuredTurn, Turns
 from dps_testkit.tokenizers import shared_tokenizer
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import History
+from dps_gateway.session.record import StoredResponse
 from tests.gateway.conversations import SYSTEM, ConversationClient, answer, kind, renderer, url, user
 
 

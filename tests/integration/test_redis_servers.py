@@ -12,9 +12,16 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.entries import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.identity import Scope, SessionId, history_tag
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import (
+    CachedOn,
+    Point,
+    Pointer,
+    Record,
+    pointer_key,
+    record_key,
+    record_prefix,
+)
 from dps_gateway.session.redis import (
     FAILURES_TO_OPEN,
     Client,

@@ -13,8 +13,7 @@ from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Observation, PolicyInput, PoolView, PromptTokens
-from dps_gateway.routing.learned import FEATURES, MEMORY, UNCACHED_KINDS, Coefficients, Statistics
-from dps_gateway.routing.regression import Moments
+from dps_gateway.routing.learned import FEATURES, MEMORY, UNCACHED_KINDS, Coefficients, Moments, Statistics
 
 PRIORS: Final[Mapping[Pool, Coefficients]] = {
     Pool.SPECULATIVE: Coefficients(

@@ -4,14 +4,13 @@ The sums of several gateway processes can be added.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 from dps_gateway.acceptance import REFERENCE
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Document
-from dps_gateway.routing.regression import Moments
 
 FORMAT_VERSION: Final = 4
 """Contained in every exported document. Documents of other versions are ignored."""
@@ -37,6 +36,66 @@ _TOKEN_KINDS: Final = (*UNCACHED_KINDS, "fetchable")
 _PRIOR_TOKENS: Final = 1000.0
 """Weight, in tokens, of the prior when the share of cached tokens is estimated: everything that can be fetched is, and
 nothing else is cached."""
+
+SWEEPS: Final = 12
+"""Passes of coordinate descent. They start at the previous solution, so that few are sufficient."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Online least squares with non-negative coefficients, a prior and exponential forgetting.
+
+    Only the weighted sums over the observations of several features x and one response y are kept.
+    """
+
+    products: list[float]
+    """Σ w x xᵀ, row by row."""
+    responses: list[float]
+    """Σ w x y."""
+
+    @classmethod
+    def zero(cls, size: int) -> Self:
+        """No observations of `size` features."""
+        return cls([0.0] * size**2, [0.0] * size)
+
+    def decay(self, factor: float) -> None:
+        """Multiply the weights of all observations by `factor`."""
+        self.products = [factor * value for value in self.products]
+        self.responses = [factor * value for value in self.responses]
+
+    def add(self, features: Sequence[float], response: float, weight: float) -> None:
+        """Add one observation."""
+        size = len(features)
+        for row, left in enumerate(features):
+            if left:
+                for column, right in enumerate(features):
+                    self.products[row * size + column] += weight * left * right
+                self.responses[row] += weight * left * response
+
+    def plus(self, other: Self) -> "Moments":
+        """The sums over the observations of both. Raises ValueError if they have different features."""
+        return Moments(
+            [a + b for a, b in zip(self.products, other.products, strict=True)],
+            [a + b for a, b in zip(self.responses, other.responses, strict=True)],
+        )
+
+    def solve(
+        self, prior: Sequence[float], strengths: Sequence[float], start: Sequence[float]
+    ) -> list[float]:
+        """The coefficients β >= 0 that minimise Σ w (y - βx)² + Σ strength (β - prior)².
+
+        The search starts at `start`. `strengths` must be positive.
+        """
+        size, products = len(self.responses), self.products
+        beta = list(start)
+        for _ in range(SWEEPS):
+            for row in range(size):
+                first = row * size
+                diagonal = products[first + row]
+                explained = sum(products[first + column] * beta[column] for column in range(size))
+                free = self.responses[row] - explained + diagonal * beta[row]
+                beta[row] = max(0.0, (free + strengths[row] * prior[row]) / (diagonal + strengths[row]))
+        return beta
 
 
 class Coefficients(NamedTuple):
