@@ -134,23 +134,21 @@ class Turns:
         """
         prompt = prompt.in_cache(cache_key(body, self._cache_fields))
         client_id = client_session_id(self.keys, headers, body)
-        boundary_tokens = 0
         if stored is not None:
             session = await self._continued(scope, prompt, stored, client_id)
-            counted, _ = await prompt.measure(None)
+        elif client_id is not None:
+            session = await self._named(scope, prompt, client_id)
         else:
-            session = (
-                await self._named(scope, prompt, client_id)
-                if client_id is not None
-                else await self._by_history(scope, prompt)
-            )
-            counted, boundary_tokens = await prompt.measure(session.growth.parent)
+            tag = history_tag(prompt.digest_of(prompt.root).encode())
+            session = await self._by_history(scope, prompt, tag)
         growth = session.growth
+        # A prompt that continues a stored response does not contain what it grew from.
+        counted, boundary_tokens = await prompt.measure(growth.parent if stored is None else None)
         point = Point(
             turn=_number(session, prompt, counted),
             digest=prompt.digest,
             offset=prompt.offset,
-            tokens=boundary_tokens,
+            tokens=boundary_tokens if stored is None else 0,
             counted=counted,
             holders=(),
             correction=growth.parent.correction if growth.parent is not None else 0,
@@ -220,71 +218,61 @@ class Turns:
         return mismatch
 
     async def _named(self, scope: Scope, prompt: Prompt, client_id: str) -> Session:
-        session = SessionId.of_client(scope, client_id)
-        snapshot = await self.store.read(scope, session)
-        growth = compare(snapshot.record, prompt.starts_with)
-        named = Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
-        if named.base.full and growth.history is not History.GROWN:
-            return await self._session_beyond_full_record(named, prompt)
-        return named
+        """The session of a client's id.
+
+        A conversation for which its record has no room is a session of its own, which is recognised by its history
+        within the session of the id.
+        """
+        id = SessionId.of_client(scope, client_id)
+        snapshot = await self.store.read(scope, id)
+        named = _session(id, scope, snapshot, snapshot.record or Record(()), prompt)
+        if named.base.full and named.growth.history is not History.GROWN:
+            named = await self._by_history(scope, prompt, id.tag, named)
+        return replace(named, client_id=client_id)
 
     async def _continued(
         self, scope: Scope, prompt: Prompt, stored: StoredResponse, client_id: str | None
     ) -> Session:
         """The session of a stored response. The prompt extends this response's turn, unless a recorded point matches
         it."""
-        session = SessionId(stored.session)
-        snapshot = await self.store.read(scope, session)
+        id = SessionId(stored.session)
+        snapshot = await self.store.read(scope, id)
         record = snapshot.record or Record(())
-        growth = compare(record, prompt.starts_with)
-        base = next((point for point in record.points if point.digest == stored.digest), None)
-        if growth.parent is None and base is not None:
-            history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
-            # The stored length is the engine's, so the base's correction must not be added to it.
-            base = base._replace(counted=base.length, correction=0)
-            held = {holder.replica: base for holder in base.holders}
-            growth = Growth(history, base, held, base if base.shared else None)
-        return Session(session, scope, snapshot, growth, record, client_id)
+        session = replace(_session(id, scope, snapshot, record, prompt), client_id=client_id)
+        if session.growth.parent is not None:
+            return session
+        # The stored length is the engine's, so a point's correction must not be added to it.
+        points = tuple(point._replace(counted=point.length, correction=0) for point in record.points)
+        growth = compare(record._replace(points=points), lambda point: point.digest == stored.digest)
+        return replace(session, growth=growth)
 
-    async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
+    async def _by_history(
+        self, scope: Scope, prompt: Prompt, tag: str, named: Session | None = None
+    ) -> Session:
         """The session that committed the longest prefix of this prompt, a fork of it, or a new session.
 
         A prompt that diverges from a session's history becomes a separate session, because many conversations may
-        share a beginning, and one record is too small for all of them.
+        share a beginning, and one record is too small for all of them. `named` is another session that may have
+        committed the longest prefix.
         """
-        tag = history_tag(prompt.digest_of(prompt.root).encode())
         snapshot = await self.store.find(scope, tag, prompt.lookups())
-        found = _found(scope, snapshot, prompt)
+        found = named
+        # A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
+        if snapshot.session and snapshot.point and prompt.starts_with(snapshot.point):
+            record = (snapshot.record or Record(())).recalling(snapshot.point)
+            other = _session(snapshot.session, scope, snapshot, record, prompt)
+            if named is None or _recorded_prefix_bytes(other) >= _recorded_prefix_bytes(named):
+                found = other
         if found is None:
             minted = SessionId.of_history(tag, prompt.digest.encode())
-            growth = compare(None, prompt.starts_with)
-            return Session(minted, scope, snapshot, growth, Record(()), by_history=True)
-        return found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
-
-    async def _session_beyond_full_record(self, named: Session, prompt: Prompt) -> Session:
-        """A conversation for which the record of the session `named` has no room.
-
-        It is a session of its own, which is recognised by its history within the session of the client's id.
-        """
-        tag = named.id.tag
-        found = _found(named.scope, await self.store.find(named.scope, tag, prompt.lookups()), prompt)
-        if found is None or _recorded_prefix_bytes(found) < _recorded_prefix_bytes(named):
-            session = _fork(named, tag, prompt)
-        else:
-            session = found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
-        return replace(session, client_id=named.client_id)
+            found = _session(minted, scope, snapshot, Record(()), prompt)
+        elif found.growth.history is not History.GROWN:
+            found = _fork(found, tag, prompt)
+        return replace(found, by_history=True)
 
 
-def _found(scope: Scope, snapshot: Snapshot, prompt: Prompt) -> Session | None:
-    """The session that a lookup by history found, if it really has a prefix of the prompt.
-
-    A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
-    """
-    if snapshot.session is None or snapshot.point is None or not prompt.starts_with(snapshot.point):
-        return None
-    record = (snapshot.record or Record(())).recalling(snapshot.point)
-    growth = compare(record, prompt.starts_with)
-    return Session(snapshot.session, scope, snapshot, growth, record, by_history=True)
+def _session(id: SessionId, scope: Scope, snapshot: Snapshot, base: Record, prompt: Prompt) -> Session:
+    return Session(id, scope, snapshot, compare(base, prompt.starts_with), base)
 
 
 def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
@@ -298,7 +286,7 @@ def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
         acceptance=session.base.acceptance,
     )
     fork = SessionId.of_history(tag, prompt.digest.encode(), parent=session.id)
-    return Session(fork, session.scope, session.snapshot, growth, base, by_history=True)
+    return Session(fork, session.scope, session.snapshot, growth, base)
 
 
 def _recorded_prefix_bytes(session: Session) -> int:

@@ -302,7 +302,8 @@ class SessionStore:
         values = [(key, self._mirror.get(key)) for key in keys]
         if self._backend is not None:
             values += zip(keys, await asyncio.gather(*map(self._backend.get, keys)), strict=True)
-        return [key for key, value in values if _refers_to(session, value)]
+        pointers = [(key, Pointer.decode(value)) for key, value in values if value is not None]
+        return [key for key, pointer in pointers if pointer is not None and pointer.session == session]
 
     async def _update(
         self,
@@ -370,11 +371,6 @@ async def write_behind(store: SessionStore) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
         if flushed := await store.flush():
             log.info("wrote %d overdue session entries to Redis", flushed)
-
-
-def _refers_to(session: SessionId, value: bytes | None) -> bool:
-    pointer = Pointer.decode(value) if value is not None else None
-    return pointer is not None and pointer.session == session
 
 
 def _merged(record: Record | None, other: Record | None) -> Record | None:

@@ -133,7 +133,7 @@ class EnginePool:
 
     def has_room(self, generates: bool = True) -> bool:
         """Whether a request would be sent without waiting. `generates` is described at `SlotRequest`."""
-        return any(replica.accepts(self.slots(replica, generates)) for replica in self.replicas.values())
+        return any(replica.in_flight < self.slots(replica, generates) for replica in self.ready)
 
     def slots(self, replica: Replica, generates: bool = True) -> int:
         """The number of requests that this process may have on a replica at the same time: one while it is probed.
@@ -141,10 +141,11 @@ class EnginePool:
         More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority. That limit
         does not apply to requests that do not generate, such as /v1/models.
         """
-        configuration = replica.configuration
+        if replica.probing:
+            return 1
+        configuration, limit = replica.configuration, self.max_in_flight_per_replica
         running = self._last_reported_limit if configuration is None else configuration.max_running
-        configured = self.max_in_flight_per_replica
-        return replica.slots(min(configured, running) if running is not None and generates else configured)
+        return min(limit, running) if running is not None and generates else limit
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
