@@ -15,7 +15,7 @@ from dps_gateway.routing.decision import (
     PoolView,
     Reason,
 )
-from dps_gateway.routing.estimates import Cost, PoolEstimate
+from dps_gateway.routing.estimates import UNOBSERVED_TURNS, Cost, PoolEstimate
 from dps_gateway.routing.learned import Learned
 
 EXTERNAL_SHARE: Final = 1.5
@@ -31,13 +31,6 @@ EXPLORATION: Final = 0.01
 """Share of the turns that are sent to the other pool if that has not been observed recently, or if the acceptance of
 the session is not known."""
 
-UNOBSERVED_TURNS: Final = 50
-"""Turns in the other pool after which a pool counts as not observed recently."""
-
-AGING: Final = 0.98
-"""Factor, per turn, of the weight of what was learned about a pool that has not been observed recently. Its estimate
-returns to the prior, and it is tried again."""
-
 EXPLORATION_LIMIT: Final = 4.0
 """A turn explores a pool only if its predicted latency there is at most this multiple of the lower one."""
 
@@ -46,16 +39,6 @@ MARGIN: Final = 0.1
 
 ERROR_MULTIPLE: Final = 2.0
 """A predicted gain must also exceed this multiple of the recent error of the predictions."""
-
-LARGEST_RATIO: Final = 4.0
-"""Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
-it."""
-
-_USUAL_LOAD_WEIGHT: Final = 0.05
-"""Weight of the last answer in a pool's usual load, which is an exponentially weighted mean."""
-
-_ERROR_WEIGHT: Final = 0.1
-"""Weight of the last prediction in a pool's mean error, likewise."""
 
 
 class Adaptive(LearningPolicy):
@@ -72,11 +55,6 @@ class Adaptive(LearningPolicy):
         """What the other processes have observed."""
         self._all = self._own
         self._estimates = {pool: PoolEstimate(pool, self._own.pools[pool]) for pool in Pool}
-        self._usual_load = dict.fromkeys(Pool, 0.0)
-        self._error = dict.fromkeys(Pool, 0.0)
-        """Mean relative error of the recent predictions for each pool. Each prediction is made for the actual length of
-        the answer, which does not depend on the pool. Errors in both directions cancel out."""
-        self._unobserved = dict.fromkeys(Pool, 0)
 
     def decide(self, turn: PolicyInput, /) -> Decision:
         """The decision. It depends only on the turn and on what has been observed and absorbed."""
@@ -106,24 +84,15 @@ class Adaptive(LearningPolicy):
     def observe(self, observation: Observation, /) -> None:
         """Learn from a completed turn."""
         pool, turn = observation.pool, observation.turn
-        cost = self._estimates[pool].cost(turn, observation.view, observation.work, observation.decoding_load)
-        predicted = cost.seconds
-        error = min(observation.total_seconds / predicted, LARGEST_RATIO) - 1 if predicted else 0.0
-        self._error[pool] += _ERROR_WEIGHT * (error - self._error[pool])
-        self._estimates[pool].observe(observation)
+        estimate, other = self._estimates[pool], self._estimates[pool.other]
+        estimate.observe(observation)
+        other.unobserved_turns += 1
+        if ages := other.unobserved_turns > UNOBSERVED_TURNS:
+            other.forget()
         self._own.workload.observe(turn.number, observation.output_tokens)
         if observation.verifications:
             self._own.count_drafts(turn.kind, observation.output_tokens, observation.verifications)
-        self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.decoding_load - self._usual_load[pool])
-        self._unobserved[pool] = 0
-        self._unobserved[pool.other] += 1
-        changed = [pool]
-        if self._unobserved[pool.other] > UNOBSERVED_TURNS:
-            self._estimates[pool.other].forget(AGING)
-            self._error[pool.other] *= AGING
-            self._usual_load[pool.other] *= AGING
-            changed.append(pool.other)
-        self._combine(changed)
+        self._combine(Pool if ages else [pool])
 
     def export(self) -> Document:
         return self._own.export()
@@ -144,7 +113,7 @@ class Adaptive(LearningPolicy):
 
         `now` is the predicted cost of this turn.
         """
-        usual = self._estimates[pool].usual(self._usual_load[pool], view.running_limit, work)
+        usual = self._estimates[pool].usual(view.running_limit, work)
         following = usual.idle + usual.wait * (1 + QUEUE_SHARE) + usual.load * (1 + EXTERNAL_SHARE)
         return (
             now.queue
@@ -170,8 +139,8 @@ class Adaptive(LearningPolicy):
         Only errors that made the gain appear too large count: `best` was slower than predicted, or `default` faster. A
         pool that is slower than predicted must not keep its sessions because of that.
         """
-        slower = ERROR_MULTIPLE * max(0.0, self._error[best])
-        faster = ERROR_MULTIPLE * max(0.0, -self._error[default])
+        slower = ERROR_MULTIPLE * max(0.0, self._estimates[best].error)
+        faster = ERROR_MULTIPLE * max(0.0, -self._estimates[default].error)
         # Without the limit, the uncertainty could grow faster with the load of `default` than the gain does, so that
         # more load on a pool would attract turns.
         return slower * predicted[best] + min(faster, 1 - MARGIN) * predicted[default]
@@ -191,7 +160,7 @@ class Adaptive(LearningPolicy):
             # A request in progress will show how fast the pool is. It may also be the reason why the pool has not been
             # observed.
             and not views[other].load
-            and (self._unobserved[other] >= UNOBSERVED_TURNS or unknown)
+            and (self._estimates[other].unobserved_turns >= UNOBSERVED_TURNS or unknown)
             and predicted[other] <= EXPLORATION_LIMIT * predicted[chosen]
         )
 

@@ -39,6 +39,23 @@ _STRENGTHS: Final = Coefficients(fixed=4.0, prefill=2.0, fetch=2.0, wait=30.0, t
 MAX_INTERRUPTED_SHARE: Final = 0.5
 """An answer whose interruptions took a larger share of its time does not show how fast a pool decodes."""
 
+UNOBSERVED_TURNS: Final = 50
+"""Turns in the other pool after which a pool counts as not observed recently."""
+
+AGING: Final = 0.98
+"""Factor, per turn, of the weight of what was learned about a pool that has not been observed recently. Its estimate
+returns to the prior, and it is tried again."""
+
+LARGEST_RATIO: Final = 4.0
+"""Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
+it."""
+
+_ERROR_WEIGHT: Final = 0.1
+"""Weight of the last prediction in the mean error, which is an exponentially weighted mean."""
+
+_USUAL_LOAD_WEIGHT: Final = 0.05
+"""Weight of the last answer in the usual load, likewise."""
+
 RATE_STRENGTH: Final = 50.0
 """Weight of the pool's transfer rate in that of a replica. A fetch of n thousand tokens has the weight n^2."""
 
@@ -80,6 +97,12 @@ class PoolEstimate:
         """Seconds by thousands of fetched tokens, by the replica's id, in the order of their last fetches. The replicas
         of a pool can differ: one may be on the node that has the storage. They are not exchanged with other processes,
         because they depend on what this process has learned about the pool."""
+        self.unobserved_turns = 0
+        """The turns that the other pool has answered since this one has answered one."""
+        self.error = 0.0
+        """Mean relative error of the recent predictions. Each prediction is made for the actual length of the answer,
+        which does not depend on the pool. Errors in both directions cancel out."""
+        self._usual_load = 0.0
         self._solution = self._prior
         self._solved = True
         """Whether `_solution` takes all observations into account. It is computed when it is needed."""
@@ -90,6 +113,11 @@ class PoolEstimate:
 
     def observe(self, seen: Observation) -> None:
         """Learn from an answer of this pool."""
+        predicted = self.cost(seen.turn, seen.view, seen.work, seen.decoding_load).seconds
+        error = min(seen.total_seconds / predicted, LARGEST_RATIO) - 1 if predicted else 0.0
+        self.error += _ERROR_WEIGHT * (error - self.error)
+        self._usual_load += _USUAL_LOAD_WEIGHT * (seen.decoding_load - self._usual_load)
+        self.unobserved_turns = 0
         expected = seen.view.prompt
         uncached = uncached_tokens(seen.turn, expected)
         if seen.fetched_tokens is None:
@@ -158,10 +186,12 @@ class PoolEstimate:
         interruption = self.prefill_seconds(self._queued(seen.later_prefill_tokens))
         return interruption > MAX_INTERRUPTED_SHARE * (seen.total_seconds - (seen.first_token_seconds or 0.0))
 
-    def forget(self, factor: float) -> None:
-        """Multiply the weights of this process's observations by `factor`."""
+    def forget(self) -> None:
+        """Reduce the weights of this process's observations, because there are no new ones."""
         for moments in (self._own.moments, *self._fetches.values()):
-            moments.decay(factor)
+            moments.decay(AGING)
+        self.error *= AGING
+        self._usual_load *= AGING
 
     def cost(
         self, turn: PolicyInput, view: PoolView, output_tokens: float, decoding_load: float | None = None
@@ -181,9 +211,9 @@ class PoolEstimate:
             prompt=(speed.prefill * computed + self._fetch_rate(view.replica, speed.fetch) * fetched) / 1000,
         )
 
-    def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
-        """The predicted latency of an average turn without the prefill, at a given load."""
-        speed = self._coefficients(running_limit, output_tokens)
+    def usual(self, running_limit: int | None, output_tokens: float) -> Cost:
+        """The predicted latency of an average turn without the prefill, at the usual load."""
+        speed, load = self._coefficients(running_limit, output_tokens), self._usual_load
         return _cost(speed, split(load, load, running_limit), output_tokens)
 
     def prefill_seconds(self, tokens: float) -> float:

@@ -259,15 +259,15 @@ class SessionStore:
     async def _write(self, backend: RedisBackend, key: str) -> bool:
         """Write an unwritten entry. Returns whether the mirror has nothing newer for its key."""
         current = await backend.get(key) if is_record_key(key) else None
-        if (
-            unwritten := self._mirror.unwritten(key)
-        ) is None:  # a newer value has been written in the meantime
+        value = unwritten = self._mirror.unwritten(key)
+        if value is None:  # a newer value has been written in the meantime
             return False
+        done = True
         if is_record_key(key):
-            value = self._merged_with_unwritten(key, current) or unwritten
+            record = self._with_unwritten(key, current)
+            value = record.encode() if record is not None else value
             done, _ = await backend.swap(key, current, value, self.ttl_seconds)
         else:
-            value, done = unwritten, True
             await backend.set(key, value, self.ttl_seconds)
         # A turn committed in the meantime has left a newer value; the next flush writes that one.
         if not done or self._mirror.unwritten(key) != unwritten:
@@ -346,15 +346,11 @@ class SessionStore:
         If a later turn has failed to write its record while the write of this one was slow, the mirror has that turn
         only. It is merged with this record, and stays unwritten.
         """
-        kept = self._merged_with_unwritten(key, value) if written else None
-        self._mirror.put(key, kept or value, self.ttl_seconds, written=written and kept in (None, value))
+        kept = self._with_unwritten(key, value) if written and self._mirror.unwritten(key) else None
+        merged = kept.encode() if kept is not None else value
+        self._mirror.put(key, merged, self.ttl_seconds, written=written and merged == value)
         if pointer is not None:
             self._mirror.put(*pointer, self.ttl_seconds, written=written)
-
-    def _merged_with_unwritten(self, key: str, raw: bytes | None) -> bytes | None:
-        """A stored record merged with the unwritten one of this process; None if there is no unwritten one."""
-        merged = self._with_unwritten(key, raw) if self._mirror.unwritten(key) is not None else None
-        return merged.encode() if merged is not None else None
 
     def _with_unwritten(self, key: str, raw: bytes | None) -> Record | None:
         """The stored record merged with commits that this process has not written yet."""
