@@ -10,7 +10,7 @@ from typing import Final
 from dps_gateway.kubernetes_api import ApiServer, watch_config_map, watch_service
 from dps_gateway.pool import Pool
 from dps_gateway.reload import ConfigFile, receive_config, watch_config
-from dps_gateway.routing.learning import learns
+from dps_gateway.routing.decision import LearningPolicy
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.store import write_behind
 from dps_gateway.shared_learning import keep_synchronized, learned_key
@@ -79,7 +79,7 @@ def _tasks(runtime: Runtime, source: ConfigFile | None) -> dict[str, Task]:
             runtime.pools.values(),
             runtime.engine.load_path,
             runtime.engine.load_of,
-            lambda: learns(runtime.policy),
+            lambda: isinstance(runtime.policy, LearningPolicy),
         ),
         "engine-configuration": lambda: watch_configuration(
             runtime.pools.values(),

@@ -21,9 +21,8 @@ from dps_gateway.prompt.renderer import PromptRenderer
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy
 from dps_gateway.session.identity import Scope, SessionKey, parse_session_key
-from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.redis import Client, RedisBackend, connect
-from dps_gateway.session.store import SessionStore
+from dps_gateway.session.store import Mirror, SessionStore
 from dps_gateway.shared_learning import SharedLearning
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics

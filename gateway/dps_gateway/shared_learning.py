@@ -12,9 +12,8 @@ import orjson
 
 from dps_gateway.config import GatewayConfig
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Policy
-from dps_gateway.routing.learning import LearningPolicy, Observation, learns
-from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.routing.decision import LearningPolicy, Observation, Policy
+from dps_gateway.session.redis import StoreUnavailable
 
 INTERVAL_SECONDS: Final = 5.0
 LIVE_SECONDS: Final = 30.0
@@ -82,7 +81,7 @@ class SharedLearning:
 
         Nothing changes while the store is unavailable.
         """
-        if self._store is None or not learns(policy):
+        if self._store is None or not isinstance(policy, LearningPolicy):
             return
         self._use(policy)
         own = _Entry(self._process, self._clock(), self._turns, policy.export())

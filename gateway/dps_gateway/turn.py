@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from dps_gateway.cached_prompt import SINGLE_TOKENS, CachedPrompt, CacheUnits
+from dps_gateway.engine.usage import Usage
 from dps_gateway.pool import Pool, replica_id
 from dps_gateway.prompt.prefixes import Difference, cache_key
 from dps_gateway.prompt.renderer import Prompt
-from dps_gateway.routing.decision import PolicyInput
-from dps_gateway.session.entries import StoredResponse
+from dps_gateway.routing.decision import SINGLE_TOKENS, CachedPrompt, CacheUnits, PolicyInput, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import CachedOn, Point, Record, StoredResponse
 from dps_gateway.session.store import SessionStore, Snapshot
 from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.replica import Replica
 
 EVICTION_SLACK_TOKENS: Final = 256
 """The tokens by which an engine's cached tokens may fall short of the expected ones before an eviction is assumed. An
@@ -53,25 +53,33 @@ class MeasuredTurn:
 
     session: Session
     prompt: Prompt
-    prompt_tokens: int
-    """L_t, as the engine is expected to report it."""
-    delta_tokens: int
-    """ΔL_t."""
-    counted_tokens: int
-    """The gateway's count of the prompt, without the correction."""
-    correction: int
-    """The tokens that the engine reported beyond the gateway's count, for the prompt that this one grew from.
+    point: Point
+    """What the session's record will contain about the prompt, apart from the replica that answers.
 
-    Images, or a chat template on the engine that differs from the gateway's, make the counts differ by a constant.
-    Applying the constant to both lengths cancels it in ΔL_t.
+    Its correction is that of the prompt that this one grew from. Images, or a chat template on the engine that differs
+    from the gateway's, make the counts differ by a constant. Applying it to both lengths cancels it in ΔL_t.
     """
-    boundary_tokens: int
-    """The gateway's count up to the prompt's last boundary, or 0 if unknown."""
-    number: int
-    common_prefix_cache: bool
-    """Whether each pool can fetch what the other has cached."""
     cached: CachedPrompt
     """The cached prefixes of the prompt, according to the session's record."""
+
+    @property
+    def number(self) -> int:
+        """The turn's number in its session."""
+        return self.point.turn
+
+    @property
+    def prompt_tokens(self) -> int:
+        """L_t, as the engine is expected to report it."""
+        return self.cached.length
+
+    @property
+    def delta_tokens(self) -> int:
+        """ΔL_t."""
+        return self.session.growth.delta_tokens(self.prompt_tokens)
+
+    def tokens_on(self, replica: Replica) -> PromptTokens:
+        """What a replica has to do for the tokens of the prompt, according to the session's record."""
+        return self.cached.tokens(replica.id, replica.units)
 
     @property
     def affinity(self) -> str:
@@ -125,52 +133,38 @@ class Turns:
         """
         prompt = prompt.in_cache(cache_key(body, self._cache_fields))
         client_id = client_session_id(self.keys, headers, body)
-        boundary_tokens = 0
         if stored is not None:
             session = await self._continued(scope, prompt, stored, client_id)
-            counted, _ = await prompt.measure(None)
+        elif client_id is not None:
+            session = await self._named(scope, prompt, client_id)
         else:
-            session = (
-                await self._named(scope, prompt, client_id)
-                if client_id is not None
-                else await self._by_history(scope, prompt)
-            )
-            counted, boundary_tokens = await prompt.measure(session.growth.parent)
-        growth, common = session.growth, self.common_prefix_cache
-        correction = growth.parent.correction if growth.parent is not None else 0
-        prompt_tokens = max(0, counted + correction)
-        return MeasuredTurn(
-            session=session,
-            prompt=prompt,
-            prompt_tokens=prompt_tokens,
-            delta_tokens=growth.delta_tokens(prompt_tokens),
-            counted_tokens=counted,
-            correction=correction,
-            boundary_tokens=boundary_tokens,
-            number=_number(session, prompt, counted),
-            common_prefix_cache=common,
-            cached=growth.cached(prompt_tokens, common_prefix_cache=common),
+            tag = history_tag(prompt.digest_of(prompt.root).encode())
+            session = await self._by_history(scope, prompt, tag)
+        growth = session.growth
+        # A prompt that continues a stored response does not contain what it grew from.
+        counted, boundary_tokens = await prompt.measure(growth.parent if stored is None else None)
+        point = Point(
+            turn=_number(session, prompt, counted),
+            digest=prompt.digest,
+            offset=prompt.offset,
+            tokens=boundary_tokens if stored is None else 0,
+            counted=counted,
+            holders=(),
+            correction=growth.parent.correction if growth.parent is not None else 0,
+            shared=self.common_prefix_cache,
         )
+        cached = growth.cached(point.length, common_prefix_cache=self.common_prefix_cache)
+        return MeasuredTurn(session, prompt, point, cached)
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, url: str, span: str) -> None:
         """Record that the replica of `pool` with this base URL has begun to answer: it now holds the prompt."""
         session, prompt = turn.session, turn.prompt
-        point = Point(
-            turn=turn.number,
-            digest=prompt.digest,
-            offset=prompt.offset,
-            tokens=turn.boundary_tokens,
-            counted=turn.counted_tokens,
-            holders=(CachedOn(pool, replica_id(url)),),
-            correction=turn.correction,
-            shared=turn.common_prefix_cache,
-        )
         await self.store.commit(
             session.scope,
             session.snapshot,
             session.id,
             session.base,
-            point,
+            turn.point._replace(holders=(CachedOn(pool, replica_id(url)),)),
             session.growth.parent,
             span=span,
             outline=prompt.outline.fingerprints,
@@ -181,111 +175,103 @@ class Turns:
         self,
         turn: MeasuredTurn,
         url: str,
-        prompt_tokens: int,
-        cached_tokens: int | None,
-        fetched_tokens: int | None = None,
+        usage: Usage,
         units: CacheUnits = SINGLE_TOKENS,
-        drafted: tuple[int, int] | None = None,
+        *,
+        continued: bool = False,
     ) -> bool:
         """Correct the record with the engine's usage. Returns whether L_t differs from the length that it reports.
 
-        url: the base URL of the replica that answered.
-        fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.
-        units: those of the replica's cache.
-        drafted: the tokens of the answer, and the verifications of drafts that yielded them; None if unknown.
+        url: the base URL of the replica that answered, whose cache has these units.
+        continued: whether several engines have generated the answer, so that the verifications are not those of one.
         """
-        replica, growth = replica_id(url), turn.session.growth
+        replica, growth, digest = replica_id(url), turn.session.growth, turn.prompt.digest
         known, shared = growth.held.get(replica), growth.shared
         evicted = lost = False
-        if cached_tokens is not None:
-            held = cached_tokens - (fetched_tokens or 0)
+        if (cached := usage.cached_tokens) is not None:
+            held = cached - (usage.fetched_tokens or 0)
             evicted = known is not None and held + EVICTION_SLACK_TOKENS < units.whole_pages(known.length)
-            least = cached_tokens + EVICTION_SLACK_TOKENS + units.fetch_threshold_tokens
+            least = cached + EVICTION_SLACK_TOKENS + units.fetch_threshold_tokens
             lost = (
-                fetched_tokens is not None and shared is not None and least < units.whole_pages(shared.length)
+                usage.fetched_tokens is not None
+                and shared is not None
+                and least < units.whole_pages(shared.length)
             )
-        mismatch = prompt_tokens != turn.prompt_tokens
-        known_acceptance = turn.session.base.acceptance
-        if evicted or lost or mismatch or (drafted and known_acceptance.changed_by(*drafted, turn.number)):
-            digest = turn.prompt.digest
+        mismatch = usage.prompt_tokens != turn.prompt_tokens
+        verifications = 0 if continued else usage.verifications or 0
+        drafted = (usage.completion_tokens, verifications, turn.number)
+        if (
+            evicted
+            or lost
+            or mismatch
+            or (verifications and turn.session.base.acceptance.changed_by(*drafted))
+        ):
+            evicted_from = replica if evicted else None
 
             def corrected(record: Record) -> Record:
-                record = record.with_reported_length(digest, prompt_tokens)
-                if drafted:
-                    seen = record.acceptance.observed(*drafted, turn.number)
-                    record = record._replace(acceptance=seen)
-                record = record.without_cache(replica, keep=digest) if evicted else record
-                return record.without_shared(keep=digest) if lost else record
+                if verifications:
+                    record = record._replace(acceptance=record.acceptance.observed(*drafted))
+                return record.corrected(digest, usage.prompt_tokens, evicted_from=evicted_from, lost=lost)
 
             await self.store.amend(turn.session.scope, turn.session.id, corrected)
         return mismatch
 
     async def _named(self, scope: Scope, prompt: Prompt, client_id: str) -> Session:
-        session = SessionId.of_client(scope, client_id)
-        snapshot = await self.store.read(scope, session)
-        growth = compare(snapshot.record, prompt.starts_with)
-        named = Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
-        if named.base.full and growth.history is not History.GROWN:
-            return await self._session_beyond_full_record(named, prompt)
-        return named
+        """The session of a client's id.
+
+        A conversation for which its record has no room is a session of its own, which is recognised by its history
+        within the session of the id.
+        """
+        id = SessionId.of_client(scope, client_id)
+        snapshot = await self.store.read(scope, id)
+        named = _session(id, scope, snapshot, snapshot.record or Record(()), prompt)
+        if named.base.full and named.growth.history is not History.GROWN:
+            named = await self._by_history(scope, prompt, id.tag, named)
+        return replace(named, client_id=client_id)
 
     async def _continued(
         self, scope: Scope, prompt: Prompt, stored: StoredResponse, client_id: str | None
     ) -> Session:
         """The session of a stored response. The prompt extends this response's turn, unless a recorded point matches
         it."""
-        session = SessionId(stored.session)
-        snapshot = await self.store.read(scope, session)
+        id = SessionId(stored.session)
+        snapshot = await self.store.read(scope, id)
         record = snapshot.record or Record(())
-        growth = compare(record, prompt.starts_with)
-        base = next((point for point in record.points if point.digest == stored.digest), None)
-        if growth.parent is None and base is not None:
-            history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
-            # The stored length is the engine's, so the base's correction must not be added to it.
-            base = base._replace(counted=base.length, correction=0)
-            held = {holder.replica: base for holder in base.holders}
-            growth = Growth(history, base, held, base if base.shared else None)
-        return Session(session, scope, snapshot, growth, record, client_id)
+        session = replace(_session(id, scope, snapshot, record, prompt), client_id=client_id)
+        if session.growth.parent is not None:
+            return session
+        # The stored length is the engine's, so a point's correction must not be added to it.
+        points = tuple(point._replace(counted=point.length, correction=0) for point in record.points)
+        growth = compare(record._replace(points=points), lambda point: point.digest == stored.digest)
+        return replace(session, growth=growth)
 
-    async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
+    async def _by_history(
+        self, scope: Scope, prompt: Prompt, tag: str, named: Session | None = None
+    ) -> Session:
         """The session that committed the longest prefix of this prompt, a fork of it, or a new session.
 
         A prompt that diverges from a session's history becomes a separate session, because many conversations may
-        share a beginning, and one record is too small for all of them.
+        share a beginning, and one record is too small for all of them. `named` is another session that may have
+        committed the longest prefix.
         """
-        tag = history_tag(prompt.digest_of(prompt.root).encode())
         snapshot = await self.store.find(scope, tag, prompt.lookups())
-        found = _found(scope, snapshot, prompt)
+        found = named
+        # A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
+        if snapshot.session and snapshot.point and prompt.starts_with(snapshot.point):
+            record = (snapshot.record or Record(())).recalling(snapshot.point)
+            other = _session(snapshot.session, scope, snapshot, record, prompt)
+            if named is None or _recorded_prefix_bytes(other) >= _recorded_prefix_bytes(named):
+                found = other
         if found is None:
             minted = SessionId.of_history(tag, prompt.digest.encode())
-            growth = compare(None, prompt.starts_with)
-            return Session(minted, scope, snapshot, growth, Record(()), by_history=True)
-        return found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
-
-    async def _session_beyond_full_record(self, named: Session, prompt: Prompt) -> Session:
-        """A conversation for which the record of the session `named` has no room.
-
-        It is a session of its own, which is recognised by its history within the session of the client's id.
-        """
-        tag = named.id.tag
-        found = _found(named.scope, await self.store.find(named.scope, tag, prompt.lookups()), prompt)
-        if found is None or _recorded_prefix_bytes(found) < _recorded_prefix_bytes(named):
-            session = _fork(named, tag, prompt)
-        else:
-            session = found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
-        return replace(session, client_id=named.client_id)
+            found = _session(minted, scope, snapshot, Record(()), prompt)
+        elif found.growth.history is not History.GROWN:
+            found = _fork(found, tag, prompt)
+        return replace(found, by_history=True)
 
 
-def _found(scope: Scope, snapshot: Snapshot, prompt: Prompt) -> Session | None:
-    """The session that a lookup by history found, if it really has a prefix of the prompt.
-
-    A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
-    """
-    if snapshot.session is None or snapshot.point is None or not prompt.starts_with(snapshot.point):
-        return None
-    record = (snapshot.record or Record(())).recalling(snapshot.point)
-    growth = compare(record, prompt.starts_with)
-    return Session(snapshot.session, scope, snapshot, growth, record, by_history=True)
+def _session(id: SessionId, scope: Scope, snapshot: Snapshot, base: Record, prompt: Prompt) -> Session:
+    return Session(id, scope, snapshot, compare(base, prompt.starts_with), base)
 
 
 def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
@@ -299,7 +285,7 @@ def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
         acceptance=session.base.acceptance,
     )
     fork = SessionId.of_history(tag, prompt.digest.encode(), parent=session.id)
-    return Session(fork, session.scope, session.snapshot, growth, base, by_history=True)
+    return Session(fork, session.scope, session.snapshot, growth, base)
 
 
 def _recorded_prefix_bytes(session: Session) -> int:

@@ -7,11 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
-from dps_gateway.routing.decision import PolicyInput, PoolView
-from dps_gateway.routing.learning import Observation
+from dps_gateway.routing.decision import Observation, PolicyInput, PoolView, PromptTokens
 
 GROWN = PromptTokens(held=3_900, fetchable=0, prefill=100)
 """A prompt of 4,000 tokens in the pool that served the previous turn."""
@@ -49,26 +47,30 @@ views = st.builds(
     prompt=prompts,
 )
 
+turns = st.builds(
+    PolicyInput,
+    prompt_tokens=st.integers(1, 100_000),
+    delta_tokens=st.integers(0, 100_000),
+    draw=st.just(NOT_EXPLORING),
+    number=st.integers(1, 50),
+    last_pool=st.none(),
+    pools=st.just({}),
+    kind=st.sampled_from(["code", "prose"]),
+)
+
 observations = st.builds(
     Observation,
     pool=st.sampled_from(Pool),
-    replica=replicas,
-    prompt_tokens=st.integers(1, 100_000),
-    delta_tokens=st.integers(0, 100_000),
-    expected=prompts,
+    turn=turns,
+    view=views,
     cached_tokens=st.none() | st.integers(0, 100_000),
     fetched_tokens=st.none() | st.integers(0, 100_000),
     output_tokens=st.integers(0, 10_000),
-    load=st.floats(0, 200),
     decoding_load=st.floats(0, 200),
-    running_limit=st.none() | st.integers(1, 2048),
-    queued_prefill_tokens=st.floats(0, 100_000),
     later_prefill_tokens=st.floats(0, 100_000),
     first_token_seconds=st.none() | st.floats(0, 100),
     total_seconds=st.floats(100, 200),
-    number=st.integers(1, 50),
     verifications=st.none() | st.integers(0, 10_000),
-    kind=st.sampled_from(["code", "prose"]),
 )
 
 histories = st.lists(observations, max_size=20)
@@ -92,21 +94,15 @@ def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_reque
     first = 0.05 + wait_per_request * load
     return Observation(
         pool=pool,
-        replica=IDLE.replica,
-        prompt_tokens=4_000,
-        delta_tokens=100,
-        expected=GROWN,
+        turn=turn(),
+        view=replace(IDLE, in_flight=load),
         cached_tokens=3_900,
         fetched_tokens=None,
         output_tokens=50,
-        load=load,
         decoding_load=load,
-        running_limit=None,
-        queued_prefill_tokens=0,
         later_prefill_tokens=0,
         first_token_seconds=first,
         total_seconds=first + 50 * seconds_per_token,
-        number=2,
     )
 
 

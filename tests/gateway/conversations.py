@@ -7,13 +7,13 @@ from typing import Any
 from multidict import CIMultiDict
 
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.engine.usage import Usage
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.renderer import PromptRenderer
-from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
-from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.store import SessionStore
+from dps_gateway.session.record import StoredResponse
+from dps_gateway.session.store import Mirror, SessionStore
 from dps_gateway.turn import MeasuredTurn, Turns
 from dps_testkit.tokenizers import shared_tokenizer
 
@@ -68,6 +68,17 @@ class ConversationClient:
         turn = await self.turns.measure(self._scope, renderer().text(prompt), self._headers, {})
         await self.turns.commit(turn, Pool.GREEDY, url(Pool.GREEDY), "")
         return turn
+
+    async def report(
+        self,
+        turn: MeasuredTurn,
+        replica: str,
+        prompt_tokens: int,
+        cached_tokens: int | None = None,
+        fetched_tokens: int | None = None,
+    ) -> bool:
+        """The usage that an engine reports. Returns whether the prompt has another length than expected."""
+        return await self.turns.correct(turn, replica, Usage(prompt_tokens, 1, cached_tokens, fetched_tokens))
 
     async def respond(self, text: str, previous: StoredResponse | None = None) -> MeasuredTurn:
         """One turn of the Responses API, which continues a stored response, answered by the greedy pool."""

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import Accepts, Admission, Slot, SlotRequest
-from dps_gateway.upstream.affinity import NOTHING_HELD
-from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.engine_pool import NOTHING_HELD, EnginePool
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
 
 NO_REPLICA: frozenset[str] = frozenset()
@@ -37,8 +36,16 @@ class SinglePool(EnginePool):
         held: Mapping[str, int] = NOTHING_HELD,
     ) -> Slot:
         """Admit one request to the pool."""
-        request = SlotRequest([self], session, tenant, held=held, accepts=avoiding(avoid))
-        return await self.admission.acquire(request, timeout_seconds)
+        return await self.admission.acquire(
+            SlotRequest(
+                [self],
+                session=session,
+                tenant=tenant,
+                held=held,
+                accepts=avoiding(avoid),
+                queue_seconds=timeout_seconds,
+            )
+        )
 
     async def request(self, *avoid: str) -> "asyncio.Task[Slot]":
         """A request that has been admitted, or has joined the queue. `avoid` are URLs of replicas."""
@@ -68,10 +75,16 @@ class PoolPair:
         wake_seconds: float = 0.0,
     ) -> asyncio.Task[Pool]:
         """A request that one of `pools` may serve. It has been admitted, queued or refused."""
-        request = SlotRequest([self.pools[pool] for pool in pools], None, tenant, urgency)
+        request = SlotRequest(
+            [self.pools[pool] for pool in pools],
+            tenant=tenant,
+            urgency=urgency,
+            queue_seconds=timeout_seconds,
+            wake_seconds=wake_seconds,
+        )
 
         async def admitted() -> Pool:
-            return (await self.admission.acquire(request, timeout_seconds, wake_seconds)).pool.name
+            return (await self.admission.acquire(request)).pool.name
 
         task = asyncio.create_task(admitted())
         await asyncio.sleep(0)

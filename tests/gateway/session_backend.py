@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
-from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
+from dps_gateway.session.redis import ForeignValue, Hit, RedisBackend, StoreUnavailable
 
 
-class FakeBackend:
-    """Implements the session backend. It can be unavailable, full or slow, and `values` can be changed between a
+class FakeBackend(RedisBackend):
+    """It can be unavailable, full or slow, and `values` can be changed between a
     read and a commit as another gateway would.
 
     unavailable: every call fails. full: every write fails. timeouts: how many writes time out before one succeeds.

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from dps_gateway.acceptance import REFERENCE, UNKNOWN, Acceptance
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
-from dps_gateway.routing.decision import PoolView
-from dps_gateway.routing.learning import Observation
+from dps_gateway.routing.decision import Observation, PoolView
 from dps_gateway.routing.policies import DeltaPrefill
 from tests.gateway.adaptive_turns import IDLE, answer, histories, learned, turn, views
 
@@ -97,7 +96,7 @@ def test_impossible_stored_numbers_are_refused(stored: tuple[int, ...]) -> None:
 
 def drafted(kind: str, verifications: int) -> Observation:
     """An answer of 50 tokens of the speculative pool, with this number of verifications."""
-    return replace(answer(Pool.SPECULATIVE, 0.007), kind=kind, verifications=verifications)
+    return replace(answer(Pool.SPECULATIVE, 0.007), turn=turn(kind=kind), verifications=verifications)
 
 
 def expected(policy: Adaptive, kind: str) -> float:

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import EXPLORATION, Adaptive
-from dps_gateway.routing.decision import PoolView, Reason
-from dps_gateway.routing.learning import Observation
+from dps_gateway.routing.decision import Observation, PoolView, PromptTokens, Reason
 from tests.gateway.adaptive_turns import (
     ACCURATE,
     FETCHABLE,
@@ -91,7 +89,7 @@ def moving(fetched_tokens: int, first_token_seconds: float) -> Observation:
     """The speculative pool's answer to a turn of which it could have fetched all but the new tokens."""
     return replace(
         answer(Pool.SPECULATIVE, seconds_per_token=0.007),
-        expected=FETCHABLE,
+        view=replace(IDLE, prompt=FETCHABLE),
         cached_tokens=fetched_tokens,
         fetched_tokens=fetched_tokens,
         first_token_seconds=first_token_seconds,

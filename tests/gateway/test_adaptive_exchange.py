@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.adaptive import COUNTED_TURNS, Adaptive
+from dps_gateway.routing.adaptive import Adaptive
+from dps_gateway.routing.learned import COUNTED_TURNS
 from tests.gateway.adaptive_turns import answer, learned, predicted, turn
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.adaptive import Adaptive, Workload
-from dps_gateway.routing.decision import PoolView
-from dps_gateway.routing.learning import Observation
+from dps_gateway.routing.adaptive import Adaptive
+from dps_gateway.routing.decision import Observation, PoolView
+from dps_gateway.routing.learned import Workload
 from tests.gateway.adaptive_turns import (
     FETCHABLE,
     IDLE,
@@ -51,7 +51,11 @@ def test_speed_of_a_pool_is_learned_from_its_answers(pool: Pool, first_token_sec
 
 def test_effect_of_load_on_decoding_is_learned_from_bursts_that_were_sent_to_an_idle_engine() -> None:
     burst = [
-        replace(answer(Pool.GREEDY, 0.01 + 0.0005 * running), decoding_load=running, running_limit=100)
+        replace(
+            answer(Pool.GREEDY, 0.01 + 0.0005 * running),
+            decoding_load=running,
+            view=replace(IDLE, running_limit=100),
+        )
         for running in (1, 30, 60)
     ]
     policy = learned(*burst * 30)
@@ -96,7 +100,7 @@ def test_wait_for_an_engine_that_runs_requests_one_after_another_is_learned() ->
 
 def test_queued_prompts_are_prefilled_as_far_as_such_prompts_were_not_cached() -> None:
     queued = turn(speculative=replace(IDLE, queued_prefill_tokens=100_000))
-    cached = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), expected=MOVED)
+    cached = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), view=replace(IDLE, prompt=MOVED))
     before = predicted(Adaptive(), queued)[Pool.SPECULATIVE]
     assert predicted(learned(*(cached for _ in range(20))), queued)[Pool.SPECULATIVE] < before / 2
 
@@ -107,7 +111,7 @@ def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() ->
     for _ in range(200):
         for turns in (2, 10):
             for number in range(1, turns + 1):
-                workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+                workload.observe(number, output_tokens=50)
     following = [workload.turns_after(number) for number in (1, 2, 3, 9, 10)]
     assert following == pytest.approx([5, 4, 7, 1, 0], abs=0.5)
 
@@ -115,7 +119,7 @@ def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() ->
 def test_shared_prefix_that_the_engine_reports_as_cached_makes_a_move_cheap() -> None:
     """The record of a session does not contain what other sessions have cached."""
     moved = replace(IDLE, prompt=MOVED)
-    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), expected=MOVED)
+    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), view=moved)
     before = predicted(Adaptive(), turn(moved))[Pool.SPECULATIVE]
     assert predicted(learned(*(seen for _ in range(20))), turn(moved))[Pool.SPECULATIVE] < before - 0.1
 
@@ -134,8 +138,7 @@ def fetched(replica: str, seconds_per_thousand: float) -> Observation:
     seconds = 0.02 + 3.9 * seconds_per_thousand
     return replace(
         each,
-        replica=replica,
-        expected=FETCHABLE,
+        view=fetching(replica),
         fetched_tokens=3_900,
         first_token_seconds=seconds,
         total_seconds=seconds + 50 * 0.0091,

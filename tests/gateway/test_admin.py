@@ -12,9 +12,8 @@ from dps_gateway.api.admin import admin_app, is_local, redacted
 from dps_gateway.config import GatewayConfig, Listen
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.entries import Pointer, pointer_key, record_key
 from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import CachedOn, Point, Pointer, Record, pointer_key, record_key
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
 

@@ -105,8 +105,15 @@ async def test_waits_for_the_first_replica_and_for_a_free_one_have_one_time_limi
     pair = idle_pair()
     pool = pair.pools[Pool.GREEDY]
     pool.set_endpoints([])
-    request, limit = SlotRequest([pool]), 0.5
-    first, second = (asyncio.create_task(pair.admission.acquire(request, limit, limit, limit)) for _ in "12")
+    limit = 0.5
+    first, second = (
+        asyncio.create_task(
+            pair.admission.acquire(
+                SlotRequest([pool], queue_seconds=limit, wake_seconds=limit, left_seconds=limit)
+            )
+        )
+        for _ in "12"
+    )
     await asyncio.sleep(0)
     started = time.monotonic()
     pool.set_endpoints(["http://first"])

@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_gateway.cached_prompt import CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.routing.decision import PoolView
+from dps_gateway.routing.decision import CachedPrompt, CacheUnits, PoolView, PromptTokens
 from dps_gateway.upstream.health import MAX_ANSWER_BYTES, watch_configuration, watch_load
 from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
 from dps_testkit.waiting import wait_until

@@ -6,32 +6,34 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.upstream.fair_queue import Entry, FairQueue
+from dps_gateway.upstream.fair_queue import FairQueue, Queued
 
-ENTRIES = st.lists(st.builds(Entry, st.sampled_from("ABC"), st.sampled_from(["1", "2", None]), st.integers()))
+ENTRIES = st.lists(
+    st.builds(Queued, tenant=st.sampled_from("ABC"), session=st.sampled_from(["1", "2", None]))
+)
 
 
-def queue_of(entries: list[Entry[int]]) -> FairQueue[int]:
-    queue: FairQueue[int] = FairQueue()
+def queue_of(entries: list[Queued]) -> FairQueue[Queued]:
+    queue: FairQueue[Queued] = FairQueue()
     for entry in entries:
         queue.add(entry)
     return queue
 
 
 @given(ENTRIES)
-def test_every_entry_is_served_once_and_in_the_order_of_iteration(entries: list[Entry[int]]) -> None:
+def test_every_entry_is_served_once_and_in_the_order_of_iteration(entries: list[Queued]) -> None:
     queue = queue_of(entries)
     order, served = list(queue), []
     while len(queue):
         entry = next(iter(queue))
-        queue.serve(entry)
+        queue.remove(entry, served=True)
         served.append(entry)
     assert served == order
     assert Counter(served) == Counter(entries)
 
 
 @given(ENTRIES)
-def test_requests_of_one_session_are_served_in_order_of_arrival(entries: list[Entry[int]]) -> None:
+def test_requests_of_one_session_are_served_in_order_of_arrival(entries: list[Queued]) -> None:
     order = list(queue_of(entries))
     for key in {(entry.tenant, entry.session) for entry in entries if entry.session is not None}:
         arrived = [entry for entry in entries if (entry.tenant, entry.session) == key]
@@ -39,7 +41,7 @@ def test_requests_of_one_session_are_served_in_order_of_arrival(entries: list[En
 
 
 @given(ENTRIES)
-def test_no_tenant_is_served_twice_while_another_one_waits(entries: list[Entry[int]]) -> None:
+def test_no_tenant_is_served_twice_while_another_one_waits(entries: list[Queued]) -> None:
     order = [entry.tenant for entry in queue_of(entries)]
     for place, (first, second) in enumerate(pairwise(order), start=2):
         assert first != second or set(order[place:]) <= {first}
@@ -47,7 +49,7 @@ def test_no_tenant_is_served_twice_while_another_one_waits(entries: list[Entry[i
 
 @given(ENTRIES, st.lists(st.integers(0, 50)))
 def test_removed_entries_are_gone_and_the_others_keep_their_order_within_a_tenant(
-    entries: list[Entry[int]], indices: list[int]
+    entries: list[Queued], indices: list[int]
 ) -> None:
     queue = queue_of(entries)
     removed = {entries[index] for index in indices if index < len(entries)}
@@ -58,7 +60,7 @@ def test_removed_entries_are_gone_and_the_others_keep_their_order_within_a_tenan
 
 @given(ENTRIES, st.sampled_from("ABCD"))
 def test_new_entry_displaces_one_only_if_its_tenant_stays_at_or_below_the_longest(
-    entries: list[Entry[int]], tenant: str
+    entries: list[Queued], tenant: str
 ) -> None:
     sizes = Counter(entry.tenant for entry in entries)
     displaced = queue_of(entries).displaced_by(tenant)
@@ -70,14 +72,17 @@ def test_new_entry_displaces_one_only_if_its_tenant_stays_at_or_below_the_longes
 @given(
     st.lists(
         st.builds(
-            Entry, st.sampled_from("ABC"), st.sampled_from(["1", None]), st.integers(), st.integers(0, 7)
+            Queued,
+            tenant=st.sampled_from("ABC"),
+            session=st.sampled_from(["1", None]),
+            urgency=st.integers(0, 7),
         )
     ),
     st.sampled_from("ABCD"),
     st.integers(0, 7),
 )
 def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
-    entries: list[Entry[int]], tenant: str, urgency: int
+    entries: list[Queued], tenant: str, urgency: int
 ) -> None:
     queue = queue_of(entries)
     order = [entry.urgency for entry in queue]
@@ -86,4 +91,4 @@ def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
     assert displaced is None or urgency <= displaced.urgency == order[-1]
     assert displaced is not None or not order or urgency >= order[-1]
     while len(queue):
-        assert queue.serve(next(iter(queue)))
+        assert queue.remove(next(iter(queue)), served=True)

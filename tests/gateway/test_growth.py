@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS, CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import FETCH_THRESHOLD_TOKENS, CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.record import CachedOn, Point, Record
 from tests.gateway.session_records import GREEDY, SPECULATIVE, point, record

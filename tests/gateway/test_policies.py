@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, PolicyInput, PoolView, Reason
+from dps_gateway.routing.decision import Decision, PolicyInput, PoolView, PromptTokens, Reason
 from dps_gateway.routing.policies import (
     AlwaysGreedy,
     AlwaysSpeculative,

@@ -158,7 +158,7 @@ class TestConversations:
             == Record(()).with_turn(point(1), None, outline="old").merged(state).outline
             == "new"
         )
-        assert state.with_reported_length("d2", 7).outline == "new"
+        assert state.corrected("d2", 7).outline == "new"
 
 
 class TestStored:
@@ -199,25 +199,25 @@ class TestStored:
 
 class TestCorrection:
     def test_reported_length_replaces_the_count(self) -> None:
-        corrected = record(point(1), point(2)).with_reported_length("d2", 207)
+        corrected = record(point(1), point(2)).corrected("d2", 207)
         assert [(p.length, p.counted, p.correction) for p in corrected.points] == [
             (207, 200, 7),
             (100, 100, 0),
         ]
 
     def test_correction_survives_a_retry_and_a_merge(self) -> None:
-        corrected = record(point(1)).with_reported_length("d1", 93)
+        corrected = record(point(1)).corrected("d1", 93)
         assert corrected.with_point(point(1)) == corrected
         assert record(point(1)).merged(corrected).points[0].length == 93
 
     def test_after_an_eviction_only_the_point_just_answered_counts_as_cached(self) -> None:
         other = CachedOn(Pool.GREEDY, "othr")
         held = record(point(1), point(1, holder=other), point(2), point(3))
-        corrected = held.without_cache(GREEDY.replica, keep="d3")
+        corrected = held.corrected("d3", 300, evicted_from=GREEDY.replica)
         assert [p.holders for p in corrected.points] == [(GREEDY,), (), (other,)]
 
     def test_only_the_point_just_answered_counts_as_shared_if_the_common_prefix_cache_served_nothing(
         self,
     ) -> None:
         stored = record(*(point(turn)._replace(shared=True) for turn in (1, 2, 3)))
-        assert [p.shared for p in stored.without_shared(keep="d3").points] == [True, False, False]
+        assert [p.shared for p in stored.corrected("d3", 300, lost=True).points] == [True, False, False]

@@ -9,6 +9,7 @@ from dps_gateway.upstream.replica import (
     Replica,
 )
 from dps_testkit.clock import ManualClock
+from tests.gateway.engine_pool import SinglePool
 
 SLOW_START_SECONDS = 40.0
 
@@ -34,14 +35,15 @@ def test_success_between_errors_prevents_ejection() -> None:
 
 def test_ejected_replica_receives_one_probe_after_the_backoff() -> None:
     clock = ManualClock()
-    replica = ejected(clock)
-    assert not replica.accepts(replica.slots(10))
+    pool = SinglePool("a", slots=10)
+    replica = pool.replicas["a"] = ejected(clock)
+    assert not pool.has_room()
     clock.now += FIRST_EJECTION_SECONDS
-    assert (replica.ready, replica.accepts(replica.slots(10))) == (True, True)
+    assert (replica.ready, pool.has_room()) == (True, True)
     replica.in_flight = 1
-    assert not replica.accepts(replica.slots(10))
+    assert not pool.has_room()
     replica.succeeded()
-    assert replica.accepts(replica.slots(10))
+    assert pool.has_room()
 
 
 def test_failed_probe_doubles_the_backoff_up_to_a_bound() -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import CachedOn, Point, Record
-from dps_gateway.session.redis import FAILURES_TO_OPEN, PAUSE_SECONDS, Breaker
-from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
+from dps_gateway.session.redis import FAILURES_TO_OPEN, PAUSE_SECONDS, Breaker, StoreUnavailable
+from dps_gateway.session.store import Mirror, SessionStore, StateSource
 from tests.gateway.session_backend import FakeBackend
 
 SCOPE = Scope.of("model", "")

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.entries import StoredResponse, response_key
 from dps_gateway.session.identity import Scope
-from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.store import SessionStore
+from dps_gateway.session.record import StoredResponse, response_key
+from dps_gateway.session.store import Mirror, SessionStore
 from tests.gateway.session_backend import FakeBackend
 
 SCOPE, OTHER = Scope.of("model", "tenant"), Scope.of("model", "another")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import History
+from dps_gateway.session.record import StoredResponse
 from tests.gateway.conversations import SYSTEM, ConversationClient, answer, kind, renderer, url, user
 
 
@@ -116,7 +116,7 @@ async def test_turn_that_continues_a_stored_response_grows_from_its_length(diffe
     client = ConversationClient(None)
     first = await client.respond("How is it in Oslo?")
     length = first.prompt_tokens + difference
-    await client.turns.correct(first, url(Pool.GREEDY), length, None)
+    await client.report(first, url(Pool.GREEDY), length)
     answered = length + 9
     stored = StoredResponse(
         Pool.GREEDY, url(Pool.GREEDY), first.session.id.text, first.prompt.digest, answered

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool, replica_id
+from dps_gateway.routing.decision import PromptTokens
 from dps_gateway.turn import MeasuredTurn, policy_input_of
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool
@@ -76,9 +76,9 @@ async def test_eviction_on_one_replica_does_not_affect_the_others() -> None:
     history = [SYSTEM, user("one " * 2000)]
     first = await client.send(*history, replica="http://one")
     turn = await client.send(*history, answer("a"), user("left"), replica="http://two")
-    assert not await client.turns.correct(turn, "http://two", turn.prompt_tokens, cached_tokens=0)
+    assert not await client.report(turn, "http://two", turn.prompt_tokens, 0)
     again = await client.send(*history, answer("b"), user("right"), replica="http://two")
-    assert not await client.turns.correct(again, "http://two", again.prompt_tokens, cached_tokens=0)
+    assert not await client.report(again, "http://two", again.prompt_tokens, 0)
     back = await client.measure(*history, answer("c"), user("on"))
     assert back.cached.held == {replica_id("http://one"): first.prompt_tokens}
 
@@ -89,7 +89,7 @@ async def test_evicted_prefix_is_no_longer_counted_as_cached() -> None:
     await client.send(*history)
     other = await client.send(*history, answer("a"), user("left"))
     turn = await client.send(*history, answer("b"), user("right"))
-    assert not await client.turns.correct(turn, url(Pool.GREEDY), turn.prompt_tokens, cached_tokens=0)
+    assert not await client.report(turn, url(Pool.GREEDY), turn.prompt_tokens, 0)
     back = await client.measure(*history, answer("a"), user("left"), answer("c"), user("on"))
     assert back.delta_tokens == back.prompt_tokens - other.prompt_tokens
     assert tokens(back, Pool.GREEDY).prefill == back.prompt_tokens
@@ -117,7 +117,7 @@ async def test_reported_sources_are_recorded(
     first = await client.send(*history)
     turn = await client.send(*history, answer("a"), user("right"))
     length = turn.prompt_tokens
-    assert not await client.turns.correct(turn, url(Pool.GREEDY), length, cached_tokens, fetched_tokens)
+    assert not await client.report(turn, url(Pool.GREEDY), length, cached_tokens, fetched_tokens)
     branch = await client.measure(*history, answer("b"), user("left"))
     new = branch.prompt_tokens - first.prompt_tokens
     held = first.prompt_tokens if held_in_memory else 0

@@ -80,16 +80,14 @@ async def test_constant_difference_to_the_engines_count_changes_no_delta(
     """Images and other chat templates make the engine's counts differ by a constant."""
     history = [SYSTEM, user("one")]
     previous = await client.send(*history)
-    mismatches = [
-        await client.turns.correct(previous, url(Pool.GREEDY), previous.counted_tokens + offset, None)
-    ]
+    mismatches = [await client.report(previous, url(Pool.GREEDY), previous.point.counted + offset)]
     for number in range(5):
         history += [answer(f"answer {number}"), user("and then? " * 30)]
         turn = await client.send(*history)
-        assert turn.delta_tokens == turn.counted_tokens - previous.counted_tokens
-        assert turn.prompt_tokens == turn.counted_tokens + offset
-        reported = turn.counted_tokens + offset
-        mismatches.append(await client.turns.correct(turn, url(Pool.GREEDY), reported, None))
+        assert turn.delta_tokens == turn.point.counted - previous.point.counted
+        assert turn.prompt_tokens == turn.point.counted + offset
+        reported = turn.point.counted + offset
+        mismatches.append(await client.report(turn, url(Pool.GREEDY), reported))
         previous = turn
     assert mismatches == [True] + [False] * 5
 

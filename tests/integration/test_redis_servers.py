@@ -12,11 +12,24 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.entries import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.identity import Scope, SessionId, history_tag
-from dps_gateway.session.record import CachedOn, Point, Record
-from dps_gateway.session.redis import FAILURES_TO_OPEN, Client, RedisBackend, connect
-from dps_gateway.session.store import Hit, StoreUnavailable
+from dps_gateway.session.record import (
+    CachedOn,
+    Point,
+    Pointer,
+    Record,
+    pointer_key,
+    record_key,
+    record_prefix,
+)
+from dps_gateway.session.redis import (
+    FAILURES_TO_OPEN,
+    Client,
+    Hit,
+    RedisBackend,
+    StoreUnavailable,
+    connect,
+)
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.processes import LocalProcesses
 from dps_testkit.waiting import wait_until

@@ -19,7 +19,7 @@ from dps_gateway.api.state import pool_document
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import SessionId
-from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.session.redis import StoreUnavailable
 from dps_gateway.telemetry.metrics import CONTENT_TYPE
 
 

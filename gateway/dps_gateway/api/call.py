@@ -30,8 +30,8 @@ from dps_gateway.engine.usage import Usage
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import History
+from dps_gateway.session.record import StoredResponse
 from dps_gateway.telemetry.tracing import end_server_span
 from dps_gateway.turn import MeasuredTurn
 from dps_gateway.upstream.exchange import DECODED

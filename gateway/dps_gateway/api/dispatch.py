@@ -210,23 +210,22 @@ class Dispatch:
         """
         runtime, outbound, call, turn = self._runtime, self._outbound, self._call, self._call.turn
         queued_at = time.perf_counter()
-        patience = min(runtime.upstream.timeouts.queue_seconds, self._deadline.left_seconds)
-        wake_seconds = self._wake_seconds()
+        wake_seconds, left_seconds = self._wake_seconds(), self._deadline.left_seconds
         request = SlotRequest(
             pools,
-            turn.affinity if turn is not None else None,
-            call.tenant,
-            call.urgency,
-            turn.cached.held if turn is not None else {},
-            outbound.generates,
+            session=turn.affinity if turn is not None else None,
+            tenant=call.tenant,
+            urgency=call.urgency,
+            held=turn.cached.held if turn is not None else {},
+            generates=outbound.generates,
             # A replica that has failed to answer is not ready again before a health check has succeeded.
-            self._suits if wake_seconds else self._accepts,
+            accepts=self._suits if wake_seconds else self._accepts,
+            queue_seconds=min(runtime.upstream.timeouts.queue_seconds, left_seconds),
+            wake_seconds=wake_seconds,
+            left_seconds=left_seconds,
         )
-        views = call.policy_input.pools if call.policy_input is not None else {}
-        chosen = {pool: view.replica for pool, view in views.items()}
-        left_seconds = self._deadline.left_seconds
         try:
-            slot = await runtime.admission.acquire(request, patience, wake_seconds, left_seconds, chosen)
+            slot = await runtime.admission.acquire(request)
         except PoolEmpty as error:
             if runtime.config.routing.suspended:
                 raise _suspended() from error
@@ -334,7 +333,7 @@ class Dispatch:
         turn = self._call.turn
         if turn is None or not self._outbound.streamed:
             return 0
-        return turn.cached.tokens(replica.id, replica.units).prefill
+        return turn.tokens_on(replica).prefill
 
 
 async def _begun(answer: Answer) -> bytes:

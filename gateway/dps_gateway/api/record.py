@@ -1,7 +1,7 @@
 """Recording an answer and its usage: in metrics, spans, the policy, and the session's record."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
@@ -10,8 +10,7 @@ from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import Dispatch
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.engine.usage import PromptSources, Usage, prompt_sources
-from dps_gateway.routing.decision import PolicyInput, Reason
-from dps_gateway.routing.learning import Observation, decoding_load, learns
+from dps_gateway.routing.decision import LearningPolicy, Observation, PolicyInput, Reason, decoding_load
 from dps_gateway.turn import MeasuredTurn
 
 log = logging.getLogger(__name__)
@@ -78,17 +77,14 @@ def _count_sources(answered: Answered, sources: PromptSources | None) -> None:
     for name in ("held", "fetched", "computed"):
         metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
     if (turn := answered.call.turn) is not None:
-        replica = answered.dispatch.replica
-        fetchable = turn.cached.tokens(replica.id, replica.units).fetchable
+        fetchable = turn.tokens_on(answered.dispatch.replica).fetchable
         metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
 
 async def _correct(answered: Answered, usage: Usage, turn: MeasuredTurn) -> None:
     call, replica = answered.call, answered.dispatch.replica
-    counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
-    drafted = (usage.completion_tokens, usage.verifications) if usage.verifications else None
     if await call.runtime.turns.correct(
-        turn, replica.url, *counts, replica.units, None if answered.continued else drafted
+        turn, replica.url, usage, replica.units, continued=answered.continued
     ):
         call.runtime.metrics.token_count_mismatch.inc()
         log.warning(
@@ -109,7 +105,7 @@ def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_in
         and dispatch.pool.name in policy_input.pools
     ):
         _record_prediction(answered)
-        if learns(policy := runtime.policy):
+        if isinstance(policy := runtime.policy, LearningPolicy):
             runtime.learning.observe(policy, _observation(answered, usage, turn, policy_input))
 
 
@@ -131,21 +127,14 @@ def _observation(
     view, replica = policy_input.pools[dispatch.pool.name], dispatch.replica
     return Observation(
         pool=dispatch.pool.name,
-        replica=replica.id,
-        prompt_tokens=usage.prompt_tokens,
-        delta_tokens=turn.delta_tokens,
-        expected=turn.cached.tokens(replica.id, replica.units),
+        turn=replace(policy_input, prompt_tokens=usage.prompt_tokens),
+        view=replace(view, replica=replica.id, prompt=turn.tokens_on(replica)),
         cached_tokens=usage.cached_tokens,
         fetched_tokens=usage.fetched_tokens,
         output_tokens=usage.completion_tokens,
-        load=view.load,
         decoding_load=decoding_load(dispatch.load_at_start, replica.load),
-        running_limit=view.running_limit,
-        queued_prefill_tokens=view.queued_prefill_tokens,
         later_prefill_tokens=replica.begun_after(dispatch.sent_tokens),
         first_token_seconds=answered.first_token_seconds(since),
         total_seconds=answered.ended - since,
-        number=turn.number,
         verifications=usage.verifications,
-        kind=policy_input.kind,
     )

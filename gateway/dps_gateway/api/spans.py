@@ -62,7 +62,7 @@ def describe_decision(span: Span, call: Call, decision: Decision) -> None:
             attributes |= {"dps.changed.message": changed.message, "dps.changed.byte": changed.byte}
             if changed.role is not None:
                 attributes["dps.changed.role"] = changed.role
-        if turn.common_prefix_cache:
+        if turn.point.shared:
             for pool, each in tokens.items():
                 attributes[f"dps.fetchable_tokens.{pool.value}"] = each.fetchable
     for pool, seconds in (decision.predicted or {}).items():

@@ -4,7 +4,7 @@ from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import Dispatch
 from dps_gateway.api.errors import ResponseNotFound
 from dps_gateway.engine.usage import Usage
-from dps_gateway.session.entries import StoredResponse
+from dps_gateway.session.record import StoredResponse
 from dps_gateway.upstream.admission import PoolEmpty
 
 

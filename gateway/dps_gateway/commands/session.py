@@ -9,9 +9,8 @@ import orjson
 
 from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, load_config
 from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.redis import RedisBackend, connect
-from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
+from dps_gateway.session.redis import RedisBackend, StoreUnavailable, connect
+from dps_gateway.session.store import Mirror, SessionStore, StateSource
 
 TIMEOUT_SECONDS = 5.0
 

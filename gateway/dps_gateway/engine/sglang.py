@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS, CacheUnits
 from dps_gateway.engine.usage import text_or_none, token_count, total
+from dps_gateway.routing.decision import FETCH_THRESHOLD_TOKENS, CacheUnits
 from dps_gateway.upstream.replica import Configuration, Load
 
 

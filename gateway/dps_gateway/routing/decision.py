@@ -1,13 +1,73 @@
-"""The input and the result of a routing policy. This module performs no I/O."""
+"""The input and the result of a routing policy, and what a policy can learn from. This module performs no I/O."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from dps_gateway.acceptance import UNKNOWN, Acceptance
-from dps_gateway.cached_prompt import PromptTokens
+from dps_gateway.acceptance import REFERENCE, UNKNOWN, Acceptance
 from dps_gateway.pool import Pool
+
+FETCH_THRESHOLD_TOKENS: Final = 256
+"""A shorter missing part of a prefix is computed instead of fetched: SGLang's default of `prefetch_threshold`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUnits:
+    """The units in which a replica caches and fetches the tokens of a prompt."""
+
+    page_tokens: int = 1
+    """The size of a page. Only whole pages are cached."""
+    fetch_threshold_tokens: int = FETCH_THRESHOLD_TOKENS
+    """If the missing part of a prefix is shorter, it is computed instead of fetched."""
+
+    def whole_pages(self, tokens: int) -> int:
+        """The tokens of a prefix that are in whole pages."""
+        return tokens - tokens % self.page_tokens
+
+
+SINGLE_TOKENS: Final = CacheUnits()
+"""The units of a replica that has not reported its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The tokens of a prompt, by what a replica has to do for them. Their sum is the length of the prompt."""
+
+    held: int
+    """Cached in the replica's own memory."""
+    fetchable: int
+    """Not held, but in a prefix cache in common with other replicas."""
+    prefill: int
+    """Neither held nor fetchable."""
+    page_rest: int = 0
+    """The part of `prefill` that belongs to the cached prefix, but not to one of its whole pages."""
+
+    @property
+    def uncached(self) -> int:
+        """Tokens that are not held."""
+        return self.fetchable + self.prefill
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A prompt, and the prefixes of it that are cached, according to the session's record. Lengths are in tokens."""
+
+    length: int
+    held: Mapping[str, int]
+    """The length of the prefix that a replica has in its own memory, by the replica's id. Others have none."""
+    shared: int = 0
+    """The length of the prefix in the common prefix cache; 0 if there is none."""
+
+    def tokens(self, replica: str, units: CacheUnits = SINGLE_TOKENS) -> PromptTokens:
+        """What the replica with this id, which caches in these units, has to do for the tokens of the prompt."""
+        held, shared = (min(max(0, each), self.length) for each in (self.held.get(replica, 0), self.shared))
+        kept = units.whole_pages(held)
+        missing = units.whole_pages(shared) - kept
+        fetchable = missing if missing >= units.fetch_threshold_tokens else 0
+        known = max(held, shared if fetchable else 0)
+        return PromptTokens(kept, fetchable, self.length - kept - fetchable, known - kept - fetchable)
 
 
 class Reason(StrEnum):
@@ -90,3 +150,70 @@ class Policy(Protocol):
     """A routing policy: a function of one turn, without I/O."""
 
     def decide(self, turn: PolicyInput, /) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A completed turn. Times are in seconds since it was routed, so they include the wait in the gateway's queue."""
+
+    pool: Pool
+    turn: PolicyInput
+    """The policy's input. Its `prompt_tokens` are those that the engine has reported."""
+    view: PoolView
+    """The pool's state when the turn was routed, with the replica that answered."""
+    cached_tokens: int | None
+    """Prompt tokens that the engine reported as cached, fetched ones included; None if it reported none."""
+    fetched_tokens: int | None
+    """The part of `cached_tokens` that the engine fetched from a common prefix cache; None if it did not report it."""
+    output_tokens: int
+    decoding_load: float
+    """Other requests of the replica while it decoded the answer: the mean of the numbers at the beginning and the end.
+    In a burst, it is far above the load of `view`."""
+    later_prefill_tokens: float
+    """Tokens to prefill of the prompts that this process sent to the replica after this one, and that the replica began
+    to answer before it completed this answer. Their prefill interrupted the answer."""
+    first_token_seconds: float | None
+    """None if the answer was not streamed."""
+    total_seconds: float
+    verifications: int | None = None
+    """Verifications of drafts; None if the engine reported none."""
+
+    @property
+    def work(self) -> float:
+        """The output tokens; with drafts, the number that as many verifications yield with the acceptance REFERENCE.
+
+        The time for a verification does not depend on the tokens that it yields.
+        """
+        return REFERENCE * self.verifications if self.verifications else float(self.output_tokens)
+
+
+def decoding_load(at_start: int, at_end: int) -> float:
+    """`Observation.decoding_load` from `Replica.load` at the beginning and at the end of the answer, with this turn."""
+    return max(0.0, (at_start + at_end) / 2 - 1)
+
+
+Document = dict[str, Any]
+"""What one gateway replica has learned, as a JSON object."""
+
+
+class LearningPolicy(ABC):
+    """A policy that learns from completed turns. One instance serves one gateway process."""
+
+    @abstractmethod
+    def decide(self, turn: PolicyInput, /) -> Decision: ...
+
+    @abstractmethod
+    def observe(self, observation: Observation, /) -> None:
+        """Learn from a completed turn."""
+
+    @abstractmethod
+    def export(self) -> Document:
+        """What this instance has learned from its own observations, for the other replicas."""
+
+    @abstractmethod
+    def absorb(self, documents: Iterable[Document], /) -> None:
+        """Use what other replicas have learned.
+
+        `documents` are the latest exports of all other replicas. They replace those absorbed before. Documents that are
+        not valid, such as those of another version, are ignored.
+        """

@@ -8,33 +8,12 @@ duration of a whole request.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Final
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import PolicyInput, PoolView
-from dps_gateway.routing.fetch_rates import FetchRates
-from dps_gateway.routing.learning import Document, Observation
-from dps_gateway.routing.regression import Moments
-
-
-class Coefficients(NamedTuple):
-    """The speed of a pool: one number for each feature of a turn, in seconds per unit of the feature."""
-
-    fixed: float
-    """Per turn."""
-    prefill: float
-    """Per 1,000 prefilled tokens."""
-    fetch: float
-    """Per 1,000 tokens that are fetched from a common prefix cache."""
-    wait: float
-    """Per request that waits until another one ends (see `_split`)."""
-    token: float
-    """Per output token."""
-    token_load: float
-    """Per output token and other running request."""
-
+from dps_gateway.routing.decision import Observation, PolicyInput, PoolView, PromptTokens
+from dps_gateway.routing.learned import FEATURES, MEMORY, UNCACHED_KINDS, Coefficients, Moments, Statistics
 
 PRIORS: Final[Mapping[Pool, Coefficients]] = {
     Pool.SPECULATIVE: Coefficients(
@@ -52,7 +31,6 @@ ASSUMED_LIMIT: Final[Mapping[Pool, float]] = {Pool.SPECULATIVE: 10.0, Pool.GREED
 """Maximum number of requests that an engine is assumed to run at the same time. A speculative engine may run requests
 one after another: a burst of first turns would be queued there before the first answer shows it."""
 
-FEATURES: Final = len(Coefficients._fields)
 _WAIT: Final = Coefficients._fields.index("wait")
 
 _STRENGTHS: Final = Coefficients(fixed=4.0, prefill=2.0, fetch=2.0, wait=30.0, token=100.0, token_load=1000.0)
@@ -61,18 +39,28 @@ _STRENGTHS: Final = Coefficients(fixed=4.0, prefill=2.0, fetch=2.0, wait=30.0, t
 MAX_INTERRUPTED_SHARE: Final = 0.5
 """An answer whose interruptions took a larger share of its time does not show how fast a pool decodes."""
 
-MEMORY: Final = 0.99
-"""Factor of an observation's weight for each later observation of the same pool."""
+UNOBSERVED_TURNS: Final = 50
+"""Turns in the other pool after which a pool counts as not observed recently."""
 
-_UNCACHED_KINDS: Final = ("grown", "new", "moved")
-"""Kinds of tokens of a prompt that may or may not be cached (see `_uncached`)."""
+AGING: Final = 0.98
+"""Factor, per turn, of the weight of what was learned about a pool that has not been observed recently. Its estimate
+returns to the prior, and it is tried again."""
 
-_KINDS: Final = (*_UNCACHED_KINDS, "fetchable")
-"""These, and the tokens that can be fetched."""
+LARGEST_RATIO: Final = 4.0
+"""Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
+it."""
 
-_PRIOR_TOKENS: Final = 1000.0
-"""Weight, in tokens, of the prior when the share of cached tokens is estimated: everything that can be fetched is, and
-nothing else is cached."""
+_ERROR_WEIGHT: Final = 0.1
+"""Weight of the last prediction in the mean error, which is an exponentially weighted mean."""
+
+_USUAL_LOAD_WEIGHT: Final = 0.05
+"""Weight of the last answer in the usual load, likewise."""
+
+RATE_STRENGTH: Final = 50.0
+"""Weight of the pool's transfer rate in that of a replica. A fetch of n thousand tokens has the weight n^2."""
+
+MAX_REPLICAS: Final = 256
+"""Maximum number of replicas with a transfer rate. The one whose last fetch is the oldest is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,113 +84,60 @@ class Cost:
         return self.queue + self.prompt + self.idle + self.wait + self.load
 
 
-@dataclass(slots=True)
-class Statistics:
-    """What has been observed of one pool, as decayed sums."""
-
-    moments: Moments = field(default_factory=lambda: Moments.zero(FEATURES))
-    expected: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
-    """Tokens that were not cached according to the sessions' records, by kind (see `_uncached`)."""
-    cached: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
-    """Those of them that the engine had cached nevertheless, for example as part of another session's prompt."""
-
-    def plus(self, other: Self) -> "Statistics":
-        """The statistics of the observations of both."""
-        return Statistics(
-            self.moments.plus(other.moments),
-            {kind: self.expected[kind] + other.expected[kind] for kind in _KINDS},
-            {kind: self.cached[kind] + other.cached[kind] for kind in _KINDS},
-        )
-
-    def count_cached(self, uncached: Mapping[str, float], computed: float) -> None:
-        """Add a prompt with `uncached` tokens by kind, of which the engine computed `computed`."""
-        for kind, tokens in uncached.items():
-            missed = min(tokens, computed)
-            computed -= missed
-            self._count(kind, tokens, tokens - missed)
-
-    def count_fetched(self, fetchable: float, fetched: float) -> None:
-        """Add a prompt of which `fetchable` tokens could have been fetched, and `fetched` were."""
-        self._count("fetchable", fetchable, min(fetchable, fetched))
-
-    def uncached_share(self, *kinds: str) -> float:
-        """The estimated share of the tokens of these kinds that the engine has to compute."""
-        cached, expected = (sum(sums[kind] for kind in kinds) for sums in (self.cached, self.expected))
-        return 1 - cached / (expected + _PRIOR_TOKENS)
-
-    def fetched_share(self) -> float:
-        """The estimated share that the engine fetches of the tokens that the other pool has cached."""
-        cached, expected = self.cached["fetchable"], self.expected["fetchable"]
-        return (cached + _PRIOR_TOKENS) / (expected + _PRIOR_TOKENS)
-
-    def _count(self, kind: str, expected: float, cached: float) -> None:
-        if expected:
-            self.expected[kind] = self.expected[kind] * MEMORY + expected
-            self.cached[kind] = self.cached[kind] * MEMORY + cached
-
-    def export(self) -> Document:
-        """A JSON object for `restore`."""
-        moments = self.moments
-        return {
-            "products": list(moments.products),
-            "responses": list(moments.responses),
-            "expected": dict(self.expected),
-            "cached": dict(self.cached),
-        }
-
-    @classmethod
-    def restore(cls, document: Document) -> Self:
-        """The statistics that `export` returned. Raises KeyError, TypeError or ValueError for other objects."""
-        products = [finite(value) for value in document["products"]]
-        responses = [finite(value) for value in document["responses"]]
-        if (len(products), len(responses)) != (FEATURES**2, FEATURES):
-            raise ValueError(f"{len(responses)} features instead of {FEATURES}")
-        expected, cached = (
-            {kind: finite(document[name][kind]) for kind in _KINDS} for name in ("expected", "cached")
-        )
-        return cls(Moments(products, responses), expected, cached)
-
-
 class PoolEstimate:
     """The speed of one pool, learned from its answers."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, own: Statistics) -> None:
+        """own: the observations of this gateway process, to which this adds those that follow."""
         self._prior = PRIORS[pool]
         self._assumed_limit = ASSUMED_LIMIT[pool]
-        self.own = Statistics()
-        """The observations of this gateway process."""
-        self._all = self.own
-        self._others: Statistics | None = None
-        self._fetch_rates = FetchRates()
+        self._own = own
+        self._all = own
+        self._fetches: dict[str, Moments] = {}
+        """Seconds by thousands of fetched tokens, by the replica's id, in the order of their last fetches. The replicas
+        of a pool can differ: one may be on the node that has the storage. They are not exchanged with other processes,
+        because they depend on what this process has learned about the pool."""
+        self.unobserved_turns = 0
+        """The turns that the other pool has answered since this one has answered one."""
+        self.error = 0.0
+        """Mean relative error of the recent predictions. Each prediction is made for the actual length of the answer,
+        which does not depend on the pool. Errors in both directions cancel out."""
+        self._usual_load = 0.0
         self._solution = self._prior
         self._solved = True
         """Whether `_solution` takes all observations into account. It is computed when it is needed."""
 
-    def absorb(self, others: Statistics | None) -> None:
-        """Use the observations of other gateway processes in addition, instead of those absorbed before."""
-        self._others = others
-        self._update()
+    def use(self, statistics: Statistics) -> None:
+        """Predict from these, which are the observations of all gateway processes."""
+        self._all, self._solved = statistics, False
 
     def observe(self, seen: Observation) -> None:
         """Learn from an answer of this pool."""
-        expected = seen.expected
-        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, expected)
+        predicted = self.cost(seen.turn, seen.view, seen.work, seen.decoding_load).seconds
+        error = min(seen.total_seconds / predicted, LARGEST_RATIO) - 1 if predicted else 0.0
+        self.error += _ERROR_WEIGHT * (error - self.error)
+        self._usual_load += _USUAL_LOAD_WEIGHT * (seen.decoding_load - self._usual_load)
+        self.unobserved_turns = 0
+        expected = seen.view.prompt
+        uncached = uncached_tokens(seen.turn, expected)
         if seen.fetched_tokens is None:
             fetched = expected.fetchable * self._all.fetched_share()
         else:
             fetched = float(seen.fetched_tokens)
-            self.own.count_fetched(expected.fetchable, fetched)
+            self._own.count_fetched(expected.fetchable, fetched)
         if seen.cached_tokens is None:
             computed = self._computed(uncached) + max(0.0, expected.fetchable - fetched)
         else:
-            computed = float(max(0, seen.prompt_tokens - seen.cached_tokens))
-            self.own.count_cached(uncached, computed)
-        prefill = (computed + self._queued(seen.queued_prefill_tokens)) / 1000
+            computed = float(max(0, seen.turn.prompt_tokens - seen.cached_tokens))
+            self._own.count_cached(uncached, computed)
+        prefill = (computed + self._queued(seen.view.queued_prefill_tokens)) / 1000
         fetch = fetched / 1000
-        tokens, (running, waiting) = seen.work, _observed_split(seen)
+        running, waiting = split(seen.view.load, seen.decoding_load, seen.view.running_limit)
+        tokens = seen.work
         first = (1.0, prefill, fetch, waiting, 0.0, 0.0)
-        self._observe_fetch(seen, prefill, fetch)
-        moments = self.own.moments
+        if fetch:
+            self._observe_fetch(seen, fetch, prefill, running, waiting)
+        moments = self._own.moments
         moments.decay(MEMORY)
         decoded = not self._interrupted(seen)
         # The duration of decoding varies in proportion to its length, so its weight is the inverse of the length.
@@ -214,20 +149,34 @@ class PoolEstimate:
         elif decoded:
             features = (*first[:4], tokens, tokens * running)
             moments.add(features, seen.total_seconds, 1 / (1 + tokens))
-        self._update()
 
-    def _observe_fetch(self, seen: Observation, prefill: float, fetch: float) -> None:
-        """Learn the replica's transfer rate from the time that the pool's speed does not explain."""
-        if not fetch:
-            return
-        tokens, (running, waiting) = seen.work, _observed_split(seen)
-        speed = self._coefficients(None, tokens)
+    def _observe_fetch(
+        self, seen: Observation, fetch: float, prefill: float, running: float, waiting: float
+    ) -> None:
+        """Learn the replica's transfer rate from the time that the pool's speed does not explain.
+
+        Other causes may have made that time longer, or even negative.
+        """
+        speed = self._coefficients(None, seen.work)
         known = speed.fixed + speed.prefill * prefill + speed.wait * waiting
-        if seen.first_token_seconds is not None:
-            self._fetch_rates.observe(seen.replica, fetch, seen.first_token_seconds - known, 1.0)
-        else:
-            known += (speed.token + speed.token_load * running) * tokens
-            self._fetch_rates.observe(seen.replica, fetch, seen.total_seconds - known, 1 / (1 + tokens))
+        seconds, weight = seen.first_token_seconds, 1.0
+        if seconds is None:
+            known += (speed.token + speed.token_load * running) * seen.work
+            seconds, weight = seen.total_seconds, 1 / (1 + seen.work)
+        fetches = self._fetches.pop(seen.view.replica, None) or Moments.zero(1)
+        fetches.decay(MEMORY)
+        fetches.add([fetch], seconds - known, weight)
+        self._fetches[seen.view.replica] = fetches
+        if len(self._fetches) > MAX_REPLICAS:
+            del self._fetches[next(iter(self._fetches))]
+
+    def _fetch_rate(self, replica: str, pool_rate: float) -> float:
+        """The time per 1,000 fetched tokens of a replica. With few fetches, it is close to that of the pool."""
+        fetches = self._fetches.get(replica)
+        if fetches is None:
+            return pool_rate
+        (products,), (responses,) = fetches.products, fetches.responses
+        return max(0.0, (responses + RATE_STRENGTH * pool_rate) / (products + RATE_STRENGTH))
 
     def _interrupted(self, seen: Observation) -> bool:
         """Whether an answer took most of its time because the engine prefilled later prompts.
@@ -237,49 +186,39 @@ class PoolEstimate:
         interruption = self.prefill_seconds(self._queued(seen.later_prefill_tokens))
         return interruption > MAX_INTERRUPTED_SHARE * (seen.total_seconds - (seen.first_token_seconds or 0.0))
 
-    def forget(self, factor: float) -> None:
-        """Multiply the weights of this process's observations by `factor`."""
-        self.own.moments.decay(factor)
-        self._fetch_rates.decay(factor)
-        self._update()
+    def forget(self) -> None:
+        """Reduce the weights of this process's observations, because there are no new ones."""
+        for moments in (self._own.moments, *self._fetches.values()):
+            moments.decay(AGING)
+        self.error *= AGING
+        self._usual_load *= AGING
 
-    def cost(self, turn: PolicyInput, view: PoolView, output_tokens: float) -> Cost:
-        """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
-        load = _split(view.load, view.running_limit)
-        return self._cost(turn, view, view.prompt, load, output_tokens)
+    def cost(
+        self, turn: PolicyInput, view: PoolView, output_tokens: float, decoding_load: float | None = None
+    ) -> Cost:
+        """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length.
 
-    def predicted_seconds(self, seen: Observation) -> float:
-        """The latency of an answered turn that is predicted from earlier ones and from the length of its answer."""
-        return self._cost(seen, seen, seen.expected, _observed_split(seen), seen.work).seconds
+        decoding_load: the other requests of the replica while it decodes, if it is known that their number changes.
+        """
+        speed, expected = self._coefficients(view.running_limit, output_tokens), view.prompt
+        fetched = expected.fetchable * self._all.fetched_share()
+        computed = self._computed(uncached_tokens(turn, expected)) + expected.fetchable - fetched
+        return _cost(
+            speed,
+            split(view.load, view.load if decoding_load is None else decoding_load, view.running_limit),
+            output_tokens,
+            queue=speed.prefill * self._queued(view.queued_prefill_tokens) / 1000,
+            prompt=(speed.prefill * computed + self._fetch_rate(view.replica, speed.fetch) * fetched) / 1000,
+        )
+
+    def usual(self, running_limit: int | None, output_tokens: float) -> Cost:
+        """The predicted latency of an average turn without the prefill, at the usual load."""
+        speed, load = self._coefficients(running_limit, output_tokens), self._usual_load
+        return _cost(speed, split(load, load, running_limit), output_tokens)
 
     def prefill_seconds(self, tokens: float) -> float:
         """The time in which the pool prefills this number of tokens."""
         return self._coefficients(None, 0.0).prefill * tokens / 1000
-
-    def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
-        """The predicted latency of an average turn without the prefill, at a given load."""
-        speed = self._coefficients(running_limit, output_tokens)
-        return _decoding_cost(speed, _split(load, running_limit), output_tokens)
-
-    def _cost(
-        self,
-        turn: PolicyInput | Observation,
-        replica: PoolView | Observation,
-        expected: PromptTokens,
-        load: tuple[float, float],
-        output_tokens: float,
-    ) -> Cost:
-        """The predicted latency of a turn on a replica, which has to do `expected` for its prompt. See `_split`."""
-        speed = self._coefficients(replica.running_limit, output_tokens)
-        fetch = self._fetch_rates.of(replica.replica, speed.fetch)
-        fetched = expected.fetchable * self._all.fetched_share()
-        uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, expected)
-        computed = self._computed(uncached) + expected.fetchable - fetched
-        return replace(
-            _decoding_cost(speed, load, output_tokens),
-            queue=speed.prefill * self._queued(replica.queued_prefill_tokens) / 1000,
-            prompt=(speed.prefill * computed + fetch * fetched) / 1000,
-        )
 
     def _computed(self, uncached: Mapping[str, float]) -> float:
         return sum(tokens * self._all.uncached_share(kind) for kind, tokens in uncached.items())
@@ -289,11 +228,7 @@ class PoolEstimate:
 
         `tokens` does not include those that can be fetched.
         """
-        return tokens * self._all.uncached_share(*_UNCACHED_KINDS)
-
-    def _update(self) -> None:
-        self._all = self.own if self._others is None else self.own.plus(self._others)
-        self._solved = False
+        return tokens * self._all.uncached_share(*UNCACHED_KINDS)
 
     def _coefficients(self, running_limit: int | None, output_tokens: float) -> Coefficients:
         """The learned speed. Until turns under load have been observed, the limit on running requests adds to the wait.
@@ -314,49 +249,41 @@ class PoolEstimate:
         return speed._replace(wait=wait)
 
 
-def _decoding_cost(speed: Coefficients, load: tuple[float, float], output_tokens: float) -> Cost:
-    """The cost of a turn without that of its prompt."""
+def _cost(
+    speed: Coefficients,
+    load: tuple[float, float],
+    output_tokens: float,
+    queue: float = 0.0,
+    prompt: float = 0.0,
+) -> Cost:
     running, waiting = load
     return Cost(
-        queue=0.0,
-        prompt=0.0,
+        queue=queue,
+        prompt=prompt,
         idle=speed.fixed + speed.token * output_tokens,
         wait=speed.wait * waiting,
         load=speed.token_load * output_tokens * running,
     )
 
 
-def _split(load: float, running_limit: int | None) -> tuple[float, float]:
-    """The requests that run beside a turn, and those that must end before it runs, of the `load` of a replica.
+def split(load: float, decoding_load: float, running_limit: int | None) -> tuple[float, float]:
+    """The requests that run beside a turn, and those that must end before it runs.
 
+    `load` are the requests of the replica when the turn is routed, `decoding_load` those while it decodes the answer.
     If the limit on running requests is unknown, each of them may be one or the other.
     """
     if running_limit is None:
-        return load, load
-    return min(load, running_limit - 1), max(0.0, load - running_limit + 1)
+        return decoding_load, load
+    return min(decoding_load, running_limit - 1), max(0.0, load - running_limit + 1)
 
 
-def _observed_split(seen: Observation) -> tuple[float, float]:
-    """The requests that ran beside an answered turn, and those that had to end before it ran."""
-    running, _ = _split(seen.decoding_load, seen.running_limit)
-    _, waiting = _split(seen.load, seen.running_limit)
-    return running, waiting
-
-
-def finite(value: object) -> float:
-    """A finite number of a JSON document. Raises ValueError for anything else."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    raise ValueError(f"{value!r} is not a finite number")
-
-
-def _uncached(prompt: int, delta: int, tokens: PromptTokens) -> dict[str, float]:
+def uncached_tokens(turn: PolicyInput, expected: PromptTokens) -> dict[str, float]:
     """The tokens of a prompt that a pool has to prefill according to the session's record, by kind.
 
     grown: since the previous turn, and the rest of a page before them. new: all of a prompt without a previous turn,
     which may share a prefix with other sessions. moved: of previous turns, which the other pool served.
     """
-    if delta >= prompt:
-        return {"new": float(tokens.prefill)}
-    grown = min(delta + tokens.page_rest, tokens.prefill)
-    return {"grown": float(grown), "moved": float(tokens.prefill - grown)}
+    if turn.delta_tokens >= turn.prompt_tokens:
+        return {"new": float(expected.prefill)}
+    grown = min(turn.delta_tokens + expected.page_rest, expected.prefill)
+    return {"grown": float(grown), "moved": float(expected.prefill - grown)}

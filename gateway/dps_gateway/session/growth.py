@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dps_gateway.cached_prompt import CachedPrompt
+from dps_gateway.routing.decision import CachedPrompt
 from dps_gateway.session.record import Point, Record
 
 

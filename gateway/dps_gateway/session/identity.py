@@ -80,12 +80,12 @@ def client_session_id(
     """The session id that the client sent, or None. Empty, overlong and non-string values are ignored."""
     for key in keys:
         value = key.value(headers, body)
-        if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID_CHARS and _is_text(value):
+        if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID_CHARS and is_text(value):
             return value
     return None
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """Whether `value` is valid Unicode. aiohttp decodes header bytes that are not valid UTF-8 to surrogates."""
     try:
         value.encode()

@@ -6,10 +6,15 @@ because the next turn does not necessarily repeat it. This module performs no I/
 
 One session id may be used for several *conversations*: those of sub-agents, or unrelated chats of one client.
 Every point belongs to one of them, and the newest point of a conversation is its *head*.
+
+The other entries of the store are pointers to sessions, and the places of stored responses. The keys of a session's
+record and of the pointers to it contain the same hash tag (in braces), so that Redis Cluster keeps them in one slot.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
@@ -17,6 +22,7 @@ import orjson
 
 from dps_gateway.acceptance import UNKNOWN, Acceptance
 from dps_gateway.pool import ID_CHARS, Pool
+from dps_gateway.session.identity import TAG_CHARS, Scope, SessionId
 
 FORMAT_VERSION: Final = 4
 """Stored in every record. Records of other versions are ignored, and their sessions are treated as new."""
@@ -189,28 +195,23 @@ class Record(NamedTuple):
             result = result.with_point(point, other.span, other.outline)
         return result
 
-    def with_reported_length(self, digest: str, prompt_tokens: int) -> Self:
-        """This record with the length (tokens) that the engine reported for a prompt."""
-        return self._replace(
-            points=tuple(
-                p._replace(correction=prompt_tokens - p.counted) if p.digest == digest else p
-                for p in self.points
-            ),
-        )
+    def corrected(
+        self, digest: str, prompt_tokens: int, *, evicted_from: str | None = None, lost: bool = False
+    ) -> Self:
+        """This record after an engine has reported the length (tokens) of the prompt with this digest.
 
-    def without_cache(self, replica: str, keep: str) -> Self:
-        """This record after a replica evicted the session from its KV cache, except for the point `keep`."""
+        The other points are no longer cached on the replica `evicted_from`, nor shared if the common prefix cache has
+        `lost` them.
+        """
         points = tuple(
-            p
-            if p.digest == keep
-            else p._replace(holders=tuple(holder for holder in p.holders if holder.replica != replica))
+            p._replace(correction=prompt_tokens - p.counted)
+            if p.digest == digest
+            else p._replace(
+                holders=tuple(holder for holder in p.holders if holder.replica != evicted_from),
+                shared=p.shared and not lost,
+            )
             for p in self.points
         )
-        return self._replace(points=points)
-
-    def without_shared(self, keep: str) -> Self:
-        """This record after the common prefix cache lost the session's prompts, except for the point `keep`."""
-        points = tuple(p if p.digest == keep else p._replace(shared=False) for p in self.points)
         return self._replace(points=points)
 
 
@@ -290,3 +291,85 @@ def _cached(text: str) -> tuple[tuple[CachedOn, ...], bool]:
         raise ValueError(f"{text!r} does not list replicas")
     holders = tuple(CachedOn(_POOLS[letter], replica) for letter, replica in re.findall(_CACHED_ON, text))
     return holders, text.endswith(_SHARED)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Maps the prefix of a prompt up to its last boundary to the session whose turn stored the pointer.
+
+    It also contains the point: when many sessions share a prefix, the record of the first one may already have
+    dropped the point at which another one diverges.
+    """
+
+    session: SessionId
+    point: Point
+
+    def encode(self) -> bytes:
+        """Serialize to a JSON array whose first item is the session id (the Lua lookup script relies on it)."""
+        return orjson.dumps([self.session.text, Record((self.point,)).encode().decode()])
+
+    @classmethod
+    def decode(cls, raw: bytes) -> "Pointer | None":
+        """Parse the stored form. Returns None for anything else."""
+        try:
+            text, record = orjson.loads(raw)
+            session, points = SessionId.parse(text), Record.decode(record.encode()).points
+        except (AttributeError, TypeError, ValueError):
+            return None
+        return cls(session, points[0]) if session and points else None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """The engine that holds an answer of the Responses API, and the turn that the answer belongs to."""
+
+    pool: Pool
+    url: str
+    """The replica's base URL."""
+    session: str = ""
+    """The id of the session (`SessionId.text`); empty if the request was not a turn of one."""
+    digest: str = ""
+    """The digest of the turn's point in the session's record."""
+    tokens: int = 0
+    """The length of the prompt and the answer, without the token that ends the answer; 0 if unknown."""
+
+    def encode(self) -> bytes:
+        """Serialize to a JSON array."""
+        return orjson.dumps([self.pool.value, self.url, self.session, self.digest, self.tokens])
+
+    @classmethod
+    def decode(cls, raw: bytes) -> "StoredResponse | None":
+        """Parse the stored form. Returns None for anything else."""
+        try:
+            pool, url, session, digest, tokens = orjson.loads(raw)
+            if not 0 <= tokens <= MAX_NUMBER:
+                return None
+            return cls(Pool(pool), str(url), str(session), str(digest), int(tokens))
+        except (TypeError, ValueError):
+            return None
+
+
+def record_prefix(scope: Scope, tag: str) -> str:
+    """The common prefix of the keys of a tag's records."""
+    return f"dps:{{{scope.name}:{tag}}}:s:"
+
+
+def record_key(scope: Scope, session: SessionId) -> str:
+    """The key of a session's record."""
+    return record_prefix(scope, session.tag) + session.text
+
+
+def is_record_key(key: str) -> bool:
+    """Whether `key` is the key of a record rather than of another entry."""
+    return "}:s:" in key
+
+
+def pointer_key(scope: Scope, tag: str, digest: str) -> str:
+    """The key of the pointer for the digest of a prompt prefix that ends at a message boundary."""
+    return f"dps:{{{scope.name}:{tag}}}:p:{digest}"
+
+
+def response_key(scope: Scope, response_id: str) -> str:
+    """The key of a stored response. It contains the id as a hash, and belongs to one tenant."""
+    digest = hashlib.blake2b(response_id.encode(errors="replace"), digest_size=16).hexdigest()
+    return f"dps:{{{scope.name}:{digest[:TAG_CHARS]}}}:r:{digest}"

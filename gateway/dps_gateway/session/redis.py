@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -15,8 +16,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
-from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
-
 MAX_CONNECTIONS: Final = 64
 
 CONNECTION_RETRIES: Final = 1
@@ -27,6 +26,23 @@ PAUSE_SECONDS: Final = 1.0
 
 _FAILURES: Final = (RedisError, RedisClusterException, OSError, TimeoutError)
 """The exceptions of redis-py. A cluster none of whose nodes can be reached raises RedisClusterException."""
+
+
+class StoreUnavailable(Exception):
+    """The backend timed out or returned an error."""
+
+
+class ForeignValue(StoreUnavailable):
+    """The key holds a value of another type, which this project did not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first pointer found: its index among the keys, its value, and the record that it refers to."""
+
+    rank: int
+    pointer: bytes
+    record: bytes | None
 
 
 class _Script:
@@ -158,7 +174,8 @@ class Breaker:
 class RedisBackend:
     """The authoritative store. Commands issued in one event-loop iteration are pipelined.
 
-    A circuit breaker bounds the time spent waiting for an unavailable Redis.
+    A circuit breaker bounds the time spent waiting for an unavailable Redis. Every method has a short timeout, and
+    raises StoreUnavailable if it fails.
     """
 
     def __init__(
@@ -206,6 +223,10 @@ class RedisBackend:
         ttl_seconds: int,
         pointer: tuple[str, bytes] | None = None,
     ) -> tuple[bool, bytes | None]:
+        """Compare and set: replace `expected` with `value` and write `pointer`, a key and a value.
+
+        Returns (True, None), or (False, the current value) if it is not `expected`.
+        """
         keys, arguments = [key], [expected or b"", value, ttl_seconds]
         if pointer is not None:
             keys.append(pointer[0])
@@ -219,15 +240,16 @@ class RedisBackend:
         return not reply, (reply[0] or None) if reply else None
 
     async def delete(self, keys: Sequence[str]) -> bool:
+        """Delete keys of one session. Returns whether any existed."""
         return bool(await self._call("DEL", *keys))
 
     async def set_field(self, key: str, field: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
-        """Set one field of a hash, and return all its fields. Raises StoreUnavailable."""
+        """Set one field of a hash, and return all its fields."""
         reply: list[bytes] = await self._eval(_SET_FIELD, [key], [field, value, ttl_seconds])
         return {name.decode(): entry for name, entry in zip(reply[::2], reply[1::2], strict=True)}
 
     async def delete_fields(self, key: str, fields: Sequence[str]) -> None:
-        """Delete fields of a hash. Raises StoreUnavailable."""
+        """Delete fields of a hash."""
         await self._call("HDEL", key, *fields)
 
     async def close(self) -> None:

@@ -5,14 +5,20 @@ A request never fails because of session state. In the worst case the session is
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
-from dps_gateway.session.entries import (
+from dps_gateway.session.identity import Scope, SessionId
+from dps_gateway.session.record import (
+    Point,
     Pointer,
+    Record,
     StoredResponse,
     is_record_key,
     pointer_key,
@@ -20,9 +26,7 @@ from dps_gateway.session.entries import (
     record_prefix,
     response_key,
 )
-from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.redis import ForeignValue, Hit, RedisBackend, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -40,49 +44,6 @@ nothing to write is cheap."""
 
 MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
-
-
-class StoreUnavailable(Exception):
-    """The backend timed out or returned an error."""
-
-
-class ForeignValue(StoreUnavailable):
-    """The key holds a value of another type, which this project did not write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The first pointer found: its index among the keys, its value, and the record that it refers to."""
-
-    rank: int
-    pointer: bytes
-    record: bytes | None
-
-
-class Backend(Protocol):
-    """A shared key-value store. Every method has a short timeout, and raises StoreUnavailable if it fails."""
-
-    async def get(self, key: str) -> bytes | None: ...
-
-    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None: ...
-
-    async def set(self, key: str, value: bytes, ttl_seconds: int) -> None: ...
-
-    async def swap(
-        self,
-        key: str,
-        expected: bytes | None,
-        value: bytes,
-        ttl_seconds: int,
-        pointer: tuple[str, bytes] | None = None,
-    ) -> tuple[bool, bytes | None]:
-        """Compare and set: replace `expected` with `value` and write `pointer`, a key and a value.
-
-        Returns (True, None), or (False, the current value) if it is not `expected`.
-        """
-
-    async def delete(self, keys: Sequence[str]) -> bool:
-        """Delete keys of one session. Returns whether any existed."""
 
 
 class StateSource(StrEnum):
@@ -125,10 +86,64 @@ class Snapshot:
         }
 
 
+class _Entry(NamedTuple):
+    value: bytes
+    expires: float
+
+
+class Mirror:
+    """A bounded in-process copy of session state: the fallback while Redis is unavailable.
+
+    The entry that was set least recently is removed first, and entries expire after their TTL. It is neither shared
+    between processes nor durable. Entries that Redis does not have yet are marked as unwritten.
+    """
+
+    def __init__(self, max_entries: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_entries = max_entries
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._unwritten: dict[str, None] = {}
+        """The keys of unwritten entries. The one that was set least recently is first."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> bytes | None:
+        """The value, or None if there is none that has not expired."""
+        entry = self._entries.get(key)
+        return entry.value if entry is not None and entry.expires >= self._clock() else None
+
+    def unwritten(self, key: str) -> bytes | None:
+        """The value if it is unwritten, else None."""
+        return self.get(key) if key in self._unwritten else None
+
+    def unwritten_keys(self, limit: int) -> list[str]:
+        """At most `limit` keys of unwritten entries, those set least recently."""
+        keys = list(islice(self._unwritten, limit))
+        for key in keys:
+            if self.get(key) is None:  # expired
+                del self._unwritten[key]
+        return [key for key in keys if key in self._unwritten]
+
+    def put(self, key: str, value: bytes, ttl_seconds: int, *, written: bool) -> None:
+        """Set a value. written: whether Redis has it, or is not used."""
+        self.delete(key)
+        self._entries[key] = _Entry(value, self._clock() + ttl_seconds)
+        if not written:
+            self._unwritten[key] = None
+        while len(self._entries) > self._max_entries:
+            self.delete(next(iter(self._entries)))
+
+    def delete(self, key: str) -> None:
+        """Delete an entry, if it exists."""
+        self._unwritten.pop(key, None)
+        self._entries.pop(key, None)
+
+
 class SessionStore:
     """Reads and commits session records. Only `delete` raises StoreUnavailable."""
 
-    def __init__(self, backend: Backend | None, mirror: Mirror, ttl_seconds: int) -> None:
+    def __init__(self, backend: RedisBackend | None, mirror: Mirror, ttl_seconds: int) -> None:
         self._backend = backend
         self._mirror = mirror
         self.ttl_seconds = ttl_seconds
@@ -241,18 +256,18 @@ class SessionStore:
                 break
         return flushed
 
-    async def _write(self, backend: Backend, key: str) -> bool:
+    async def _write(self, backend: RedisBackend, key: str) -> bool:
         """Write an unwritten entry. Returns whether the mirror has nothing newer for its key."""
         current = await backend.get(key) if is_record_key(key) else None
-        if (
-            unwritten := self._mirror.unwritten(key)
-        ) is None:  # a newer value has been written in the meantime
+        value = unwritten = self._mirror.unwritten(key)
+        if value is None:  # a newer value has been written in the meantime
             return False
+        done = True
         if is_record_key(key):
-            value = self._merged_with_unwritten(key, current) or unwritten
+            record = self._with_unwritten(key, current)
+            value = record.encode() if record is not None else value
             done, _ = await backend.swap(key, current, value, self.ttl_seconds)
         else:
-            value, done = unwritten, True
             await backend.set(key, value, self.ttl_seconds)
         # A turn committed in the meantime has left a newer value; the next flush writes that one.
         if not done or self._mirror.unwritten(key) != unwritten:
@@ -287,7 +302,8 @@ class SessionStore:
         values = [(key, self._mirror.get(key)) for key in keys]
         if self._backend is not None:
             values += zip(keys, await asyncio.gather(*map(self._backend.get, keys)), strict=True)
-        return [key for key, value in values if _refers_to(session, value)]
+        pointers = [(key, Pointer.decode(value)) for key, value in values if value is not None]
+        return [key for key, pointer in pointers if pointer is not None and pointer.session == session]
 
     async def _update(
         self,
@@ -330,15 +346,11 @@ class SessionStore:
         If a later turn has failed to write its record while the write of this one was slow, the mirror has that turn
         only. It is merged with this record, and stays unwritten.
         """
-        kept = self._merged_with_unwritten(key, value) if written else None
-        self._mirror.put(key, kept or value, self.ttl_seconds, written=written and kept in (None, value))
+        kept = self._with_unwritten(key, value) if written and self._mirror.unwritten(key) else None
+        merged = kept.encode() if kept is not None else value
+        self._mirror.put(key, merged, self.ttl_seconds, written=written and merged == value)
         if pointer is not None:
             self._mirror.put(*pointer, self.ttl_seconds, written=written)
-
-    def _merged_with_unwritten(self, key: str, raw: bytes | None) -> bytes | None:
-        """A stored record merged with the unwritten one of this process; None if there is no unwritten one."""
-        merged = self._with_unwritten(key, raw) if self._mirror.unwritten(key) is not None else None
-        return merged.encode() if merged is not None else None
 
     def _with_unwritten(self, key: str, raw: bytes | None) -> Record | None:
         """The stored record merged with commits that this process has not written yet."""
@@ -355,11 +367,6 @@ async def write_behind(store: SessionStore) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
         if flushed := await store.flush():
             log.info("wrote %d overdue session entries to Redis", flushed)
-
-
-def _refers_to(session: SessionId, value: bytes | None) -> bool:
-    pointer = Pointer.decode(value) if value is not None else None
-    return pointer is not None and pointer.session == session
 
 
 def _merged(record: Record | None, other: Record | None) -> Record | None:

@@ -10,18 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
-from dps_gateway.pool import Pool
-from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, FairQueue
+from dps_gateway.upstream.fair_queue import FairQueue, Queued
 from dps_gateway.upstream.replica import Replica
 
 if TYPE_CHECKING:
     from dps_gateway.upstream.engine_pool import EnginePool
-
-
-NOT_CHOSEN: Final[Mapping[Pool, str]] = MappingProxyType({})
 
 
 class PoolFull(Exception):
@@ -39,25 +34,6 @@ Accepts = Callable[["EnginePool", Replica], bool]
 def any_replica(pool: "EnginePool", replica: Replica) -> bool:
     """Accepts every replica."""
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRequest:
-    """A request for a slot on a replica."""
-
-    pools: Sequence["EnginePool"]
-    """The pools that may serve it, in order of preference."""
-    session: str | None = None
-    """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
-    tenant: str = ""
-    urgency: int = DEFAULT_URGENCY
-    """From 0 (served first) to 7, as in RFC 9218."""
-    held: Mapping[str, int] = field(default_factory=dict)
-    """The tokens of the prompt that a replica has in its own memory, by the replica's id."""
-    generates: bool = True
-    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
-    accepts: Accepts = any_replica
-    """Which replicas of the pools may serve it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,14 +58,54 @@ class Slot:
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
-    """A queued request."""
+class SlotRequest(Queued):
+    """A request for a slot on a replica: the one that the session prefers or, without a session, the least loaded."""
 
-    request: SlotRequest
-    assignment: "asyncio.Future[Slot | None]"
-    """The slot that was assigned to the request, or None if no replica is left that may serve it."""
-    waits_until_ready: bool
-    """Whether it waits while no replica is left that may serve it."""
+    pools: Sequence["EnginePool"]
+    """The pools that may serve it, in order of preference."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """The tokens of the prompt that a replica has in its own memory, by the replica's id."""
+    generates: bool = True
+    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
+    accepts: Accepts = any_replica
+    """Which replicas of the pools may serve it."""
+    queue_seconds: float = math.inf
+    """How long it waits while all replicas are busy."""
+    wake_seconds: float = 0.0
+    """How long it waits while no replica is left that may serve it; 0 if it does not."""
+    left_seconds: float = math.inf
+    """The limit of both waits together."""
+    assignment: "asyncio.Future[Slot | None]" = field(init=False)
+    """In the queue: the slot that is assigned to it, or None if no replica is left that may serve it."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a replica may serve it now."""
+        return any(pool.usable(self.accepts) for pool in self.pools)
+
+    @property
+    def promising(self) -> bool:
+        """Whether a replica may serve it, or may do so soon."""
+        return any(pool.promising(self.accepts) for pool in self.pools)
+
+    def take(self) -> Slot | None:
+        """A slot in the first pool in which one is free."""
+        return next((slot for pool in self.pools if (slot := pool.take(self)) is not None), None)
+
+    def wants(self) -> Iterator[tuple["EnginePool", bool]]:
+        """The pools that may serve it, and whether it generates."""
+        return ((pool, self.generates) for pool in self.pools)
+
+    def full(self, reason: str) -> PoolFull:
+        """The error if it does not receive a slot."""
+        subject = "both pools were" if len(self.pools) > 1 else f"the {self.pools[0].name} pool was"
+        return PoolFull(f"{subject} {reason}")
+
+    def empty(self, waited_seconds: float = 0.0) -> PoolEmpty:
+        """The error if there is no replica."""
+        pool = "either" if len(self.pools) > 1 else f"the {self.pools[0].name}"
+        reason = f"became ready within {waited_seconds:g} s" if waited_seconds else "is ready"
+        return PoolEmpty(f"no replica of {pool} pool {reason}")
 
 
 class Admission:
@@ -99,7 +115,7 @@ class Admission:
         self.max_queued = max_queued
         self.holding = True
         """Whether requests may wait while no replica is ready."""
-        self._waiting: FairQueue[_Waiter] = FairQueue()
+        self._waiting: FairQueue[SlotRequest] = FairQueue()
         self._wanted: Counter[tuple[EnginePool, bool]] = Counter()
         """The number of queued requests that each pool may serve, for those that generate and those that do not."""
         self.preferring: Counter[EnginePool] = Counter()
@@ -108,36 +124,23 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def acquire(
-        self,
-        request: SlotRequest,
-        timeout_seconds: float,
-        wake_seconds: float = 0.0,
-        left_seconds: float = math.inf,
-        chosen: Mapping[Pool, str] = NOT_CHOSEN,
-    ) -> Slot:
+    async def acquire(self, request: SlotRequest) -> Slot:
         """A slot on a replica. Waits in the queue while all are busy.
 
-        `left_seconds` bounds both waits together. `chosen` are the ids of the replicas that have just been chosen in
-        each pool, which are used if the request need not wait.
-
         Raises PoolEmpty if none becomes ready within `wake_seconds`, or by the health check after a failed connection,
-        and PoolFull if the queue is full or the wait for a busy one exceeds `timeout_seconds`. If the queue is full, a
+        and PoolFull if the queue is full or the wait for a busy one exceeds `queue_seconds`. If the queue is full, a
         request of the lowest priority is removed, if the new request has a higher priority or its tenant has fewer
         queued requests. It is the newest request of the tenant with the most.
         """
-        slot = _take(request, chosen)
-        if slot is not None:
-            return slot
-        waits_until_ready = wake_seconds > 0
-        if not _promising(request) and not (waits_until_ready and self.holding):
-            raise _empty(request)
-        waiter = _Waiter(request, asyncio.get_running_loop().create_future(), waits_until_ready)
-        entry = Entry(request.tenant, request.session, waiter, request.urgency)
-        slot = await self._wait(entry, timeout_seconds, wake_seconds, left_seconds)
+        slot = request.take()
+        if slot is None and self._may_wait(request):
+            slot = await self._wait(request)
         if slot is None:
-            raise _empty(request)
+            raise request.empty()
         return slot
+
+    def _may_wait(self, request: SlotRequest) -> bool:
+        return request.promising or (self.holding and request.wake_seconds > 0)
 
     def assign(self, *, only_free: bool = False) -> None:
         """Assign free replicas to queued requests, and reject those that no replica may serve.
@@ -157,38 +160,33 @@ class Admission:
         }
         if only_free and not with_room:
             return False
-        for entry in self._waiting:
-            waiter = entry.item
-            if waiter.assignment.done():  # cancelled, and about to leave the queue
+        for request in self._waiting:
+            if request.assignment.done():  # cancelled, and about to leave the queue
                 continue
-            assignment = None if with_room.isdisjoint(_wants(waiter.request)) else _take(waiter.request)
-            if assignment is None and (
-                (waiter.waits_until_ready and self.holding) or _promising(waiter.request)
-            ):
-                continue
-            self._leave(entry, served=assignment is not None)
-            waiter.assignment.set_result(assignment)
-            return True
+            slot = None if with_room.isdisjoint(request.wants()) else request.take()
+            if slot is not None or not self._may_wait(request):
+                self._leave(request, served=slot is not None)
+                request.assignment.set_result(slot)
+                return True
         return False
 
-    async def _wait(
-        self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float, left_seconds: float
-    ) -> Slot | None:
-        request, assignment = entry.item.request, entry.item.assignment
-        ends = time.monotonic() + left_seconds
-        self._join(entry)  # raises PoolFull
+    async def _wait(self, request: SlotRequest) -> Slot | None:
+        request.assignment = asyncio.get_running_loop().create_future()
+        assignment = request.assignment
+        ends = time.monotonic() + request.left_seconds
+        self._join(request)  # raises PoolFull
         try:
-            if wake_seconds and not _usable(request):
-                await asyncio.wait([assignment], timeout=wake_seconds)
-                if not assignment.done() and not _usable(request):
-                    raise _empty(request, wake_seconds)
-            patience = min(timeout_seconds, max(0.0, ends - time.monotonic()))
+            if request.wake_seconds and not request.usable:
+                await asyncio.wait([assignment], timeout=request.wake_seconds)
+                if not assignment.done() and not request.usable:
+                    raise request.empty(request.wake_seconds)
+            patience = min(request.queue_seconds, max(0.0, ends - time.monotonic()))
             await asyncio.wait([assignment], timeout=patience)
             if assignment.done():
                 return assignment.result()
-            if not _usable(request):
-                raise _empty(request, timeout_seconds)
-            raise PoolFull(f"{_subject_and_verb(request)} busy for {timeout_seconds:g} s")
+            if not request.usable:
+                raise request.empty(request.queue_seconds)
+            raise request.full(f"busy for {request.queue_seconds:g} s")
         except asyncio.CancelledError:
             assignment.cancel()
             assigned = not assignment.cancelled() and assignment.exception() is None
@@ -196,65 +194,27 @@ class Admission:
                 slot.release()
             raise
         finally:
-            self._leave(entry)
+            self._leave(request)
 
-    def _join(self, entry: Entry[_Waiter]) -> None:
+    def _join(self, request: SlotRequest) -> None:
         """Add a request to the queue. If the queue is full, remove another one in its favour, or raise PoolFull."""
-        request, displaced = entry.item.request, None
-        full = PoolFull(f"{_subject_and_verb(request)} full, and so is the queue")
+        displaced, full = None, request.full("full, and so is the queue")
         if len(self._waiting) >= self.max_queued:
-            displaced = self._waiting.displaced_by(entry.tenant, entry.urgency)
+            displaced = self._waiting.displaced_by(request.tenant, request.urgency)
             if displaced is None:
                 raise full
-        self._waiting.add(entry)
-        self._count(entry, 1)
+        self._waiting.add(request)
+        self._count(request, 1)
         if displaced is not None:
             self._leave(displaced)
-            if not displaced.item.assignment.done():
-                displaced.item.assignment.set_exception(full)
+            if not displaced.assignment.done():
+                displaced.assignment.set_exception(full)
 
-    def _leave(self, entry: Entry[_Waiter], *, served: bool = False) -> None:
-        if self._waiting.serve(entry) if served else self._waiting.remove(entry):
-            self._count(entry, -1)
+    def _leave(self, request: SlotRequest, *, served: bool = False) -> None:
+        if self._waiting.remove(request, served=served):
+            self._count(request, -1)
 
-    def _count(self, entry: Entry[_Waiter], change: int) -> None:
-        request = entry.item.request
+    def _count(self, request: SlotRequest, change: int) -> None:
         self.preferring[request.pools[0]] += change
-        for wanted in _wants(request):
+        for wanted in request.wants():
             self._wanted[wanted] += change
-
-
-def _wants(request: SlotRequest) -> Iterator[tuple["EnginePool", bool]]:
-    """The pools that may serve a request, and whether it generates."""
-    return ((pool, request.generates) for pool in request.pools)
-
-
-def _promising(request: SlotRequest) -> bool:
-    return any(pool.promising(request.accepts) for pool in request.pools)
-
-
-def _usable(request: SlotRequest) -> bool:
-    return any(pool.usable(request.accepts) for pool in request.pools)
-
-
-def _take(request: SlotRequest, chosen: Mapping[Pool, str] = NOT_CHOSEN) -> Slot | None:
-    """A slot in the first pool in which one is free."""
-    for pool in request.pools:
-        slot = pool.take(request, chosen.get(pool.name))
-        if slot is not None:
-            return slot
-    return None
-
-
-def _subject_and_verb(request: SlotRequest) -> str:
-    """The beginning of a message about the pools that may serve a request, such as "both pools were"."""
-    if len(request.pools) > 1:
-        return "both pools were"
-    return f"the {request.pools[0].name} pool was"
-
-
-def _empty(request: SlotRequest, waited_seconds: float = 0.0) -> PoolEmpty:
-    pool = "either" if len(request.pools) > 1 else f"the {request.pools[0].name}"
-    if waited_seconds:
-        return PoolEmpty(f"no replica of {pool} pool became ready within {waited_seconds:g} s")
-    return PoolEmpty(f"no replica of {pool} pool is ready")

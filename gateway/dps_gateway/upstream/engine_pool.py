@@ -4,21 +4,26 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
-from dps_gateway.cached_prompt import CachedPrompt
+import xxhash
+
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import PoolView
-from dps_gateway.upstream.admission import Accepts, Admission, Slot, SlotRequest
-from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
+from dps_gateway.routing.decision import CachedPrompt, PoolView
+from dps_gateway.upstream.admission import Accepts, Admission, Slot, SlotRequest, any_replica
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Configuration, Replica
 
 log = logging.getLogger(__name__)
 
 SMOOTHING: Final = 0.1
 """Weight of the newest observation in the pool's running means."""
+
+LOAD_FACTOR: Final = 1.25
+"""A replica is skipped if one more request would raise its load above this multiple of the pool's mean (rounded up)."""
+
+NOTHING_HELD: Final[Mapping[str, int]] = MappingProxyType({})
 
 MAX_EJECTED_FRACTION: Final = 0.5
 """The maximum fraction of a pool's replicas that is ejected at the same time. If most replicas return errors, the cause
@@ -128,7 +133,7 @@ class EnginePool:
 
     def has_room(self, generates: bool = True) -> bool:
         """Whether a request would be sent without waiting. `generates` is described at `SlotRequest`."""
-        return any(replica.accepts(self.slots(replica, generates)) for replica in self.replicas.values())
+        return any(replica.in_flight < self.slots(replica, generates) for replica in self.ready)
 
     def slots(self, replica: Replica, generates: bool = True) -> int:
         """The number of requests that this process may have on a replica at the same time: one while it is probed.
@@ -136,17 +141,18 @@ class EnginePool:
         More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority. That limit
         does not apply to requests that do not generate, such as /v1/models.
         """
-        configuration = replica.configuration
+        if replica.probing:
+            return 1
+        configuration, limit = replica.configuration, self.max_in_flight_per_replica
         running = self._last_reported_limit if configuration is None else configuration.max_running
-        configured = self.max_in_flight_per_replica
-        return replica.slots(min(configured, running) if running is not None and generates else configured)
+        return min(limit, running) if running is not None and generates else limit
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
         ready = self.ready
         if not ready:
             return None
-        replica = self._choice(session, ready, prompt.held) or min(ready, key=lambda each: each.in_flight)
+        replica = self.choose(session, prompt.held) or min(ready, key=lambda each: each.in_flight)
         other = replica.other_load
         queued_prefill_tokens = replica.prefill_tokens + other.waiting_tokens
         free = replica.free_tokens
@@ -271,32 +277,34 @@ class EnginePool:
         """The replicas that may receive requests, as far as `accepts` permits them."""
         return [replica for replica in self.ready if accepts(self, replica)]
 
-    def take(self, request: SlotRequest, chosen: str | None = None) -> Slot | None:
-        """A slot on a replica if one is free.
-
-        chosen: the id of the replica that `view` has described, which is not chosen again if it is free.
-        """
-        usable = self.usable(request.accepts)
-        slots = partial(self.slots, generates=request.generates)
-        replica = next((each for each in usable if each.id == chosen and each.in_flight < slots(each)), None)
-        if replica is None and request.generates:
-            replica = self._choice(request.session, usable, request.held)
-        elif replica is None:
-            replica = preferred(request.session, usable, slots, request.held)
+    def take(self, request: SlotRequest) -> Slot | None:
+        """A slot on a replica if one is free."""
+        replica = self.choose(request.session, request.held, request.accepts, generates=request.generates)
         if replica is None:
             return None
         replica.in_flight += 1
         return Slot(self, replica)
 
-    def _choice(
-        self, session: str | None, usable: Sequence[Replica], held: Mapping[str, int]
+    def choose(
+        self,
+        session: str | None,
+        held: Mapping[str, int] = NOTHING_HELD,
+        accepts: Accepts = any_replica,
+        *,
+        generates: bool = True,
     ) -> Replica | None:
-        """The replica for one more request, or None if all are busy.
+        """The replica for one more request, or None if all that `accepts` permits are busy.
 
-        In slow start a replica receives only a part of its share, unless the others are full or start as well.
+        It is the one that holds the longest prefix of the prompt; `held` are the tokens by the replica's id. Among
+        replicas that hold equally much (usually nothing), rendezvous hashing of session and URL decides, so that all
+        gateway replicas choose the same one for a new session, and removing a replica moves only the sessions on it. A
+        replica whose load would exceed a constant multiple of the mean is skipped (Mirrokni, Thorup, Zadimoghaddam:
+        Consistent Hashing with Bounded Loads, 2018). Without a session, it is the least loaded replica.
         """
+        usable = self.usable(accepts)
+        free = [replica for replica in usable if replica.in_flight < self.slots(replica, generates)]
         if len(usable) > 1 and any(replica.weight < 1.0 for replica in usable):
-            free = [replica for replica in usable if replica.in_flight < self.slots(replica)]
+            # In slow start a replica receives a part of its share, unless the others are full or start as well.
             share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / len(usable)
             largest = max((replica.weight for replica in free), default=1.0)
             below_share = [
@@ -304,10 +312,20 @@ class EnginePool:
                 for each in free
                 if each.weight >= largest or each.in_flight < each.weight / largest * share
             ]
-            replica = preferred(session, below_share, self.slots, held)
-            if replica is not None:
-                return replica
-        return preferred(session, usable, self.slots, held)
+            if below_share:
+                usable = free = below_share
+        if not free:
+            return None
+        if session is None or len(free) == 1:
+            return min(free, key=lambda replica: replica.in_flight)
+        bound = math.ceil(LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / len(usable))
+        return max(
+            [replica for replica in free if replica.in_flight < bound] or free,
+            key=lambda replica: (
+                held.get(replica.id, 0),
+                xxhash.xxh3_64_intdigest(f"{session} {replica.url}".encode()),
+            ),
+        )
 
 
 def _give_up(replica: Replica) -> None:

@@ -18,6 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from dps_gateway.config import Timeouts
+from dps_gateway.session.identity import is_text
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.replica import Replica
 
@@ -393,16 +394,7 @@ def _without(headers: "CIMultiDictProxy[str] | CIMultiDict[str]", names: frozens
         listed = ",".join(headers.getall("connection")).lower().split(",")
         names |= {name.strip() for name in listed}
     return CIMultiDict(
-        (name, value) for name, value in headers.items() if name.lower() not in names and _is_utf8(value)
+        (name, value)
+        for name, value in headers.items()
+        if name.lower() not in names and (value.isascii() or is_text(value))
     )
-
-
-def _is_utf8(value: str) -> bool:
-    """Whether a header value was valid UTF-8; aiohttp decodes other bytes to surrogates, which cannot be encoded."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

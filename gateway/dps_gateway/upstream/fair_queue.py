@@ -10,27 +10,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-T = TypeVar("T")
-
 DEFAULT_URGENCY: Final = 3
 """The urgency of a request that states none, as in RFC 9218."""
 
 
-@dataclass(eq=False, frozen=True, slots=True)
-class Entry(Generic[T]):
-    """An item in the queue."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class Queued:
+    """What determines the place of an entry of the queue."""
 
-    tenant: str
-    session: str | None
-    """The item's session. Each item without one counts as a separate session."""
-    item: T
+    tenant: str = ""
+    session: str | None = None
+    """Each entry without a session counts as a separate one."""
     urgency: int = DEFAULT_URGENCY
-    """Entries with a smaller number are served first."""
+    """Entries with a smaller number are served first: from 0 to 7, as in RFC 9218."""
 
 
-_Session = OrderedDict[Entry[T], None]
-_Tenant = OrderedDict[object, _Session[T]]
-_Level = OrderedDict[str, _Tenant[T]]
+T = TypeVar("T", bound=Queued)
+
+_Tenant = OrderedDict[object, OrderedDict[T, None]]
 
 
 class FairQueue(Generic[T]):
@@ -40,19 +37,19 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level[T]] = {}
+        self._levels: dict[int, OrderedDict[str, _Tenant[T]]] = {}
         """The entries by their urgency. None of the parts is empty."""
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[Entry[T]]:
+    def __iter__(self) -> Iterator[T]:
         """The entries in service order. The queue must not be changed before the iteration has ended."""
         for urgency in sorted(self._levels):
             yield from _in_turns(_in_turns(tenant.values()) for tenant in self._levels[urgency].values())
 
-    def add(self, entry: Entry[T]) -> None:
+    def add(self, entry: T) -> None:
         """Append an entry. A tenant or session without other entries of this urgency takes its turn last."""
         sessions = self._levels.setdefault(entry.urgency, OrderedDict()).setdefault(
             entry.tenant, OrderedDict()
@@ -60,38 +57,31 @@ class FairQueue(Generic[T]):
         sessions.setdefault(_session_key(entry), OrderedDict())[entry] = None
         self._size += 1
 
-    def serve(self, entry: Entry[T]) -> bool:
-        """Remove an entry that is being served. Its tenant and session take their next turns last.
+    def remove(self, entry: T, *, served: bool = False) -> bool:
+        """Remove an entry, if it is in the queue. Returns whether it was.
 
-        Returns whether it was in the queue.
+        If it is being served, its tenant and session take their next turns last.
         """
-        removed = self.remove(entry)
-        level = self._levels.get(entry.urgency, OrderedDict())
-        if removed and entry.tenant in level:
-            level.move_to_end(entry.tenant)
-            sessions = level[entry.tenant]
-            if _session_key(entry) in sessions:
-                sessions.move_to_end(_session_key(entry))
-        return removed
-
-    def remove(self, entry: Entry[T]) -> bool:
-        """Remove an entry that will not be served. Returns whether it was in the queue."""
         level = self._levels.get(entry.urgency, OrderedDict())
         sessions = level.get(entry.tenant, OrderedDict())
-        session = sessions.get(_session_key(entry), OrderedDict())
-        if entry not in session:
+        entries = sessions.get(_session_key(entry), OrderedDict())
+        if entry not in entries:
             return False
-        del session[entry]
+        del entries[entry]
         self._size -= 1
-        if not session:
+        if not entries:
             del sessions[_session_key(entry)]
+        elif served:
+            sessions.move_to_end(_session_key(entry))
         if not sessions:
             del level[entry.tenant]
+        elif served:
+            level.move_to_end(entry.tenant)
         if not level:
             del self._levels[entry.urgency]
         return True
 
-    def displaced_by(self, tenant: str, urgency: int = DEFAULT_URGENCY) -> Entry[T] | None:
+    def displaced_by(self, tenant: str, urgency: int = DEFAULT_URGENCY) -> T | None:
         """The entry to remove from a full queue in favour of a new one of `tenant`; None if the new one is refused.
 
         It is the last entry of the tenant with the most entries of the lowest priority: in favour of the same priority
@@ -109,11 +99,11 @@ class FairQueue(Generic[T]):
         return next(reversed(session))
 
 
-def _session_key(entry: Entry[T]) -> object:
+def _session_key(entry: T) -> object:
     return entry if entry.session is None else entry.session
 
 
-def _in_turns(groups: Iterable[Iterable[Entry[T]]]) -> Iterator[Entry[T]]:
+def _in_turns(groups: Iterable[Iterable[T]]) -> Iterator[T]:
     """The first entry of every group, then the second of every group, and so on. No group is read ahead."""
     rest = []
     for group in groups:

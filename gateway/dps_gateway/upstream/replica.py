@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dps_gateway.cached_prompt import SINGLE_TOKENS, CacheUnits
 from dps_gateway.pool import replica_id
+from dps_gateway.routing.decision import SINGLE_TOKENS, CacheUnits
 
 LATE_CHECKS_TO_FAIL: Final = 3
 """Consecutive health checks without an answer in time after which a replica is unavailable.
@@ -130,9 +130,8 @@ class Replica:
         self._recent: deque[bool] = deque(maxlen=RATE_WINDOW)
         """Whether each of the most recent answers was an error."""
         self._ejections = 0
-        self._ejected_until = 0.0
-        self._awaits_probe = False
-        """Whether it has been ejected, and no request has succeeded since."""
+        self._ejected_until: float | None = None
+        """The end of the backoff of its ejection; None if a request has succeeded since, or it has not been ejected."""
         self._slow_start_began_at: float | None = None
         """None if it has had no slow start, or the slow start has ended."""
 
@@ -144,12 +143,12 @@ class Replica:
     @property
     def ejected(self) -> bool:
         """Whether it has been ejected and its backoff has not ended."""
-        return self._ejections > 0 and self._clock() < self._ejected_until
+        return self._ejected_until is not None and self._clock() < self._ejected_until
 
     @property
     def probing(self) -> bool:
         """Whether an ejection's backoff has ended, and no request has succeeded since."""
-        return self._awaits_probe and not self.ejected
+        return self._ejected_until is not None and not self.ejected
 
     @property
     def weight(self) -> float:
@@ -187,14 +186,6 @@ class Replica:
             return False
         rate = sum(self._recent) / RATE_WINDOW if len(self._recent) == RATE_WINDOW else 0.0
         return self._errors >= (1 if self.probing else ERRORS_TO_EJECT) or rate >= ERROR_RATE_TO_EJECT
-
-    def slots(self, limit: int) -> int:
-        """The number of requests that it may have at the same time, of at most `limit`: one while it is probed."""
-        return 1 if self.probing else limit
-
-    def accepts(self, slots: int) -> bool:
-        """Whether it may receive one more request, if it may have `slots` at the same time."""
-        return self.ready and self.in_flight < slots
 
     @property
     def load(self) -> int:
@@ -250,9 +241,9 @@ class Replica:
         self.answered()
         self._errors = 0
         if self.probing:
-            self._awaits_probe = False
+            self._ejected_until = None
             self.begin_slow_start()
-        elif not self._awaits_probe and self.weight == 1.0:
+        elif self._ejected_until is None and self.weight == 1.0:
             self._ejections, self._slow_start_began_at = 0, None
         if not self.ejected:
             self._recent.append(False)
@@ -277,7 +268,7 @@ class Replica:
         """
         backoff = min(FIRST_EJECTION_SECONDS * 2.0**self._ejections, LONGEST_EJECTION_SECONDS)
         self._ejections += 1
-        self._errors, self._awaits_probe = 0, True
+        self._errors = 0
         self._recent.clear()
         self._ejected_until = self._clock() + backoff
         return backoff

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from dps_gateway.cached_prompt import CacheUnits
 from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import CacheUnits
 from dps_gateway.upstream.replica import Load
 from dps_lab.simulate.prompts import PlannedTurn
 from dps_lab.simulate.roofline import EngineTiming

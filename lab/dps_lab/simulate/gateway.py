@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps_gateway.acceptance import UNKNOWN, Acceptance
-from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool, replica_id
-from dps_gateway.routing.decision import Decision, Policy, PolicyInput, PoolView, Reason
-from dps_gateway.routing.learning import LearningPolicy, Observation
-from dps_gateway.upstream.admission import Admission
-from dps_gateway.upstream.affinity import preferred
+from dps_gateway.routing.decision import (
+    CachedPrompt,
+    Decision,
+    LearningPolicy,
+    Observation,
+    Policy,
+    PolicyInput,
+    PoolView,
+    Reason,
+)
+from dps_gateway.upstream.admission import Admission, Slot, SlotRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Configuration, Replica
 from dps_lab.simulate.engine import VirtualEngine
@@ -54,13 +60,17 @@ class Placement:
     decision: Decision
     engine: VirtualEngine
     gateway_replica: int
-    replica: Replica
-    """The gateway replica's observations of the engine."""
+    slot: Slot
     moved: bool
+    turn: PolicyInput
     view: PoolView
-    number: int
     sent_tokens: int
     """`sent_tokens` of the replica immediately after this turn had been sent."""
+
+    @property
+    def replica(self) -> Replica:
+        """The gateway replica's observations of the engine."""
+        return self.slot.replica
 
 
 class VirtualGateway:
@@ -104,31 +114,29 @@ class VirtualGateway:
             for pool in Pool
             if (view := self._view(pools[pool], session_id, turn, record)) is not None
         }
-        decision = self._policies[gateway_replica].decide(
-            PolicyInput(
-                prompt_tokens=len(turn.prompt),
-                delta_tokens=turn.delta_tokens,
-                draw=rng.random(),
-                number=number + 1,
-                last_pool=record.pool if turn.base_tokens else None,
-                pools=views,
-                acceptance=record.acceptance,
-                kind=kind,
-            )
+        policy_input = PolicyInput(
+            prompt_tokens=len(turn.prompt),
+            delta_tokens=turn.delta_tokens,
+            draw=rng.random(),
+            number=number + 1,
+            last_pool=record.pool if turn.base_tokens else None,
+            pools=views,
+            acceptance=record.acceptance,
+            kind=kind,
         )
+        decision = self._policies[gateway_replica].decide(policy_input)
         if decision.pool not in views:
             decision = Decision(decision.pool.other, Reason.FAILOVER)
         held = record.held_tokens(turn)
-        replica = preferred(session_id, pools[decision.pool].ready, lambda each: UNBOUNDED, held)
-        assert replica is not None
-        view = views[decision.pool]
-        replica.in_flight += 1
+        slot = pools[decision.pool].take(SlotRequest([pools[decision.pool]], session=session_id, held=held))
+        assert slot is not None
+        replica, view = slot.replica, views[decision.pool]
         self.demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
         sent = replica.sent_tokens
         moved = record.commit(turn, decision.pool, replica.id)
         engine = self._engines[replica.url]
-        return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1, sent)
+        return Placement(decision, engine, gateway_replica, slot, moved, policy_input, view, sent)
 
     def answering(self, placement: Placement) -> None:
         """Count the prompt of a turn as prefilled."""
@@ -138,7 +146,7 @@ class VirtualGateway:
 
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
-        placement.replica.in_flight -= 1
+        placement.slot.release()
         self.demand[placement.decision.pool] -= 1
 
     @property

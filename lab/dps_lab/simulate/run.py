@@ -8,8 +8,7 @@ from functools import partial
 from itertools import accumulate, count
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Policy, Reason
-from dps_gateway.routing.learning import Observation, decoding_load
+from dps_gateway.routing.decision import Observation, Policy, Reason, decoding_load
 from dps_gateway.upstream.health import LOAD_INTERVAL_SECONDS as POLL_SECONDS
 from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
 from dps_lab.simulate.budget import Balancer
@@ -248,7 +247,7 @@ class _Simulation:
         if sequence.verify_steps:
             record = flight.active.record
             record.acceptance = record.acceptance.observed(
-                sequence.generated, sequence.verify_steps, placement.number
+                sequence.generated, sequence.verify_steps, placement.turn.number
             )
         self._results.append(
             TurnResult(
@@ -278,23 +277,16 @@ def _observation(flight: _InFlight, sequence: Request, now: float) -> Observatio
     assert sequence.first_token is not None
     return Observation(
         pool=placement.decision.pool,
-        replica=placement.replica.id,
-        prompt_tokens=len(sequence.prompt),
-        delta_tokens=flight.turn.delta_tokens,
-        expected=view.prompt,
+        turn=placement.turn,
+        view=view,
         cached_tokens=sequence.cached_tokens,
         fetched_tokens=None,  # all tokens that the record expects to be fetched are fetched
         output_tokens=sequence.generated,
-        load=view.load,
         decoding_load=decoding_load(flight.load_at_start, placement.replica.load),
-        running_limit=view.running_limit,
-        queued_prefill_tokens=view.queued_prefill_tokens,
         later_prefill_tokens=placement.replica.begun_after(placement.sent_tokens),
         first_token_seconds=sequence.first_token - flight.sent,
         total_seconds=now - flight.sent,
-        number=placement.number,
         verifications=sequence.verify_steps or None,
-        kind=flight.active.plan.trace.prefix or "",
     )
 
 

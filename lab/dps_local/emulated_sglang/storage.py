@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
+from dps_gateway.routing.decision import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.radix import Namespace
 
 Failure = Literal["write_error", "full", "read_error"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dps_engines.sglang.prefix_cache import GEOMETRY, GREEDY, SHARED
-from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
+from dps_gateway.routing.decision import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.settings import VERSION
 from dps_local.emulated_sglang.storage import StorageOptions
 

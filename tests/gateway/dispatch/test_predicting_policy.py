@@ -5,10 +5,9 @@ import asyncio
 import pytest
 from aiohttp import ClientResponse
 
-from dps_gateway.cached_prompt import CacheUnits
 from dps_gateway.config import Limits, Routing
 from dps_gateway.pool import Pool
-from dps_gateway.routing.learning import LearningPolicy
+from dps_gateway.routing.decision import CacheUnits, LearningPolicy
 from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.upstream.replica import Configuration
 from dps_testkit.waiting import wait_until

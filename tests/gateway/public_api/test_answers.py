@@ -86,7 +86,7 @@ async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(
 ) -> None:
     corrected = []
 
-    async def correct(*arguments: object) -> bool:
+    async def correct(*arguments: object, continued: bool) -> bool:
         await asyncio.sleep(0.05)  # Redis takes time, in which the client may leave
         corrected.append(arguments)
         return False
