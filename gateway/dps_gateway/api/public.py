@@ -7,6 +7,7 @@ import orjson
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from dps_gateway import installed_version
 from dps_gateway.api.call import RUNTIME, request_id_of
 from dps_gateway.api.endpoints import ENDPOINTS, errors_of
 from dps_gateway.api.errors import (
@@ -19,7 +20,6 @@ from dps_gateway.api.errors import (
 from dps_gateway.api.inference import routed_endpoint
 from dps_gateway.api.openapi import encoded
 from dps_gateway.api.passthrough import RELAYED_GET, RELAYED_POST, pass_through
-from dps_gateway.api.state import installed_version
 from dps_gateway.runtime import Runtime
 
 PREFLIGHT_MAX_AGE_SECONDS: Final = 3600
