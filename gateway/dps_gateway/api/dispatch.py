@@ -11,11 +11,12 @@ from typing import Final, Self
 import orjson
 
 from dps_gateway.api.call import TIMEOUT_HEADER, Call
-from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
+from dps_gateway.api.errors import DeadlineExceeded, ResponseNotFound, Suspended, TenantsNotSeparated
 from dps_gateway.api.outcome import Failure, failure_in
 from dps_gateway.api.sse import beginning
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.session.entries import StoredResponse
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull, Slot, SlotRequest
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
@@ -54,6 +55,26 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
         return pools[pool].in_flight / ready if ready else float("inf")
 
     return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
+
+
+async def find_stored_response(call: Call, response_id: str) -> StoredResponse:
+    """The engine that holds a response of the call's tenant.
+
+    Raises ResponseNotFound if the response is unknown or the engine has been removed, and PoolEmpty if the engine is
+    not ready.
+    """
+    runtime = call.runtime
+    stored = await runtime.turns.store.recall(runtime.scope(call.tenant), response_id)
+    if stored is None:
+        raise ResponseNotFound(f"Response with id '{response_id}' not found.")
+    replica = runtime.pools[stored.pool].replicas.get(stored.url)
+    if replica is None:
+        raise ResponseNotFound(
+            f"The engine that held response '{response_id}' is gone: send the whole conversation in input."
+        )
+    if not replica.ready:
+        raise PoolEmpty(f"the engine that holds response '{response_id}' is not ready")
+    return stored
 
 
 class Dispatch:

@@ -12,13 +12,12 @@ from dps_gateway.api import spans
 from dps_gateway.api.body import Body, in_thread_if_large
 from dps_gateway.api.call import Call, Handler, handler
 from dps_gateway.api.decisions import record_decision
-from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, least_loaded
+from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, find_stored_response, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
-from dps_gateway.api.stored_responses import find_stored_response
 from dps_gateway.prompt.cache_identity import CacheSalt
 from dps_gateway.prompt.renderer import Prompt, Uncountable, total_tokens
 from dps_gateway.prompt.volatile import without_volatile_parts

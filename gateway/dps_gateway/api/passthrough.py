@@ -4,20 +4,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
+import orjson
 from aiohttp import hdrs, web
 
-from dps_gateway.api import models, server_info
+from dps_gateway.api import models
 from dps_gateway.api.body import Body, in_thread_if_large
 from dps_gateway.api.call import Call, handler
-from dps_gateway.api.dispatch import Dispatch, least_loaded, whole
+from dps_gateway.api.dispatch import Dispatch, find_stored_response, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
 from dps_gateway.api.errors import BadRequest, NotFound, UpgradeRefused, error_event
 from dps_gateway.api.relay import client_headers, send_complete
-from dps_gateway.api.stored_responses import find_stored_response
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
@@ -52,6 +52,40 @@ _CACHES_PROMPTS: Final = frozenset(
 
 _WITHOUT_SCHEDULER: Final = frozenset({"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"})
 """The relayed endpoints with bodies that the engine's HTTP server answers itself."""
+
+_INFO_PATH: Final = "/server_info"
+
+_INFO_FIELDS: Final = frozenset(
+    {
+        "version",
+        "served_model_name",
+        "model_path",
+        "tokenizer_path",
+        "context_length",
+        "max_total_num_tokens",
+        "max_running_requests",
+        "max_req_input_len",
+        "chunked_prefill_size",
+        "page_size",
+        "tp_size",
+        "dp_size",
+        "dtype",
+        "kv_cache_dtype",
+        "quantization",
+        "disable_radix_cache",
+        "enable_cache_report",
+        "random_seed",
+        "speculative_algorithm",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "internal_states",
+    }
+)
+"""The fields of an engine's /server_info that clients may read. SGLang's answer contains all arguments of the server,
+among them its API keys and the command line that it was started with."""
+
+_INFO_STATE_FIELDS: Final = frozenset({"avg_spec_accept_length", "last_gen_throughput", "memory_usage"})
 
 _ROUTED: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 
@@ -94,8 +128,8 @@ async def _forward(call: Call) -> web.StreamResponse:
     # Engines refuse HEAD requests. The body is left out when the answer is sent.
     method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
     change: AnswerChange | None = None
-    if request.path == server_info.PATH:
-        change = server_info.public_info
+    if request.path == _INFO_PATH:
+        change = _public_info
     elif method == hdrs.METH_GET:
         target, change = _models(call, path, target)
     body: bytes | None = None
@@ -127,7 +161,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     with Dispatch(call, decision, outbound) as dispatch:
         await dispatch.first()
         others = []
-        if change is not None and request.path != server_info.PATH:
+        if change is not None and request.path != _INFO_PATH:
             others = await _models_of(call, runtime.pools[dispatch.pool.name.other], outbound)
         return await _relay(call, dispatch, change, others)
 
@@ -191,6 +225,25 @@ async def _checked_model(call: Call, body: bytes) -> bytes:
     if key is not None:
         key.check_models(parsed.fields, model.name)
     return await in_thread_if_large(body, parsed.encode)
+
+
+def _public_info(contents: Sequence[bytes]) -> bytes:
+    """The fields of the one answer that contain no secret. Raises ValueError if it is not a JSON object."""
+    (content,) = contents
+    info = orjson.loads(content)
+    if not isinstance(info, dict):
+        raise ValueError("the engine's information is not a JSON object")
+    public = _only(info, _INFO_FIELDS)
+    states = public.pop("internal_states", None)
+    if isinstance(states, list):
+        public["internal_states"] = [
+            _only(each, _INFO_STATE_FIELDS) for each in states if isinstance(each, dict)
+        ]
+    return orjson.dumps(public)
+
+
+def _only(document: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name in names}
 
 
 async def _relay(

@@ -22,8 +22,8 @@ from dps_gateway.api.errors import error_event
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.record import Answered, record_answer
 from dps_gateway.api.sse import EventRelay
-from dps_gateway.api.stored_responses import remember
 from dps_gateway.engine.usage import Usage
+from dps_gateway.session.entries import StoredResponse
 from dps_gateway.telemetry.tracing import fail_span, span_reference
 from dps_gateway.upstream.exchange import Answer, Rejection, UpstreamBroken, UpstreamFailed
 
@@ -61,10 +61,8 @@ class Relay:
         self._span = span
         self._added = added
         self._first_byte = call.first_byte_at = time.perf_counter()
-        self._stores = endpoint.stores and call.body.fields.get("store") is not False
+        self._stores = endpoint.stores and call.body.fields.get("store") is not False and self._answers
         """Whether the engine may store the answer."""
-        self._registered = False
-        """Whether the engine that holds a streamed response has been recorded."""
         self._recorder: Recorder | None = None
         """What the client has received of a stream; None if no other engine can continue it."""
         self._continuation: Continuation | None = None
@@ -121,7 +119,7 @@ class Relay:
         if call.response is None:
             await call.start(response)
         ready, closing = events.feed(answer.first)
-        await self._register(events)
+        await self._remember(events.usage)
         await self._write(ready)
         commit = asyncio.ensure_future(self._commit())
         try:
@@ -153,6 +151,7 @@ class Relay:
         the closing event, or does not stop sending, the answer is complete.
         """
         pool, replica = self._dispatch.pool, self._dispatch.replica
+        remembered = not self._stores or events.usage is not None
         try:
             _check(events)
             async for chunk in self._dispatch.answer.rest():
@@ -164,8 +163,9 @@ class Relay:
                         break
                     continue
                 closing = done
-                if self._stores:
-                    await self._register(events)
+                if not remembered and (usage := events.usage) is not None:
+                    remembered = True
+                    await self._remember(usage)
                 await self._write(ready)
                 _check(events)
         except UpstreamBroken:
@@ -282,17 +282,22 @@ class Relay:
             pool, url = self._dispatch.pool.name, self._dispatch.replica.url
             await self._call.runtime.turns.commit(self._call.turn, pool, url, reference)
 
-    async def _register(self, events: EventRelay) -> None:
-        """Record which engine holds the response as soon as the stream contains its id.
+    async def _remember(self, usage: Usage | None) -> None:
+        """Record which engine holds the response, if it may be stored, and how long the conversation is now.
 
-        A client can therefore retrieve or cancel the response once it has read the id.
+        Of a stream, this is recorded as soon as it contains the response's id. A client can therefore retrieve or
+        cancel the response once it has read the id.
         """
-        if self._registered or not self._stores or not self._answers:
+        if not self._stores or usage is None or usage.response_id is None:
             return
-        usage = events.usage
-        if usage is not None:
-            self._registered = True
-            await remember(self._call, self._dispatch, usage)
+        turn, stored = self._call.turn, StoredResponse(self._dispatch.pool.name, self._dispatch.replica.url)
+        if turn is not None and usage.prompt_tokens:
+            # The next prompt contains the token that ends a complete answer, so it must not be counted twice.
+            ending = 1 if usage.finish_reason == "completed" else 0
+            tokens = usage.prompt_tokens + usage.completion_tokens - ending
+            stored = StoredResponse(stored.pool, stored.url, turn.session.id.text, turn.prompt.digest, tokens)
+        runtime = self._call.runtime
+        await runtime.turns.store.remember(runtime.scope(self._call.tenant), usage.response_id, stored)
 
     async def _record(self, usage: Usage | None) -> None:
         """Record the outcome and the usage. A failure is logged, because the answer itself is not affected."""
@@ -305,8 +310,7 @@ class Relay:
         call.answered_at = now if self._answers else None
         answered = Answered(call, dispatch, self._endpoint.operation, usage, self._first_byte, now, continued)
         try:
-            if self._stores and usage is not None:
-                await remember(call, dispatch, usage)
+            await self._remember(usage)
             await record_answer(answered, self._span)
         except Exception:
             log.exception("request %s: its usage could not be recorded", call.request_id)
