@@ -7,6 +7,7 @@ import gc
 import logging
 import resource
 import signal
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,15 +15,14 @@ from typing import Final
 
 import uvloop
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from dps_gateway.api.admin import admin_app
-from dps_gateway.api.listener import BACKLOG, listening_sockets, server_log
 from dps_gateway.api.public import public_app
 from dps_gateway.background import background
-from dps_gateway.config import ConfigError, GatewayConfig
+from dps_gateway.config import ConfigError, ConfigFile, GatewayConfig
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.prompt.tokenizer_loader import TokenizerError
-from dps_gateway.reload import ConfigFile
 from dps_gateway.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,15 @@ ADMIN_KEEP_ALIVE_SECONDS: Final = 310.0
 
 ADMIN_SHUTDOWN_SECONDS: Final = 1.0
 """Time in which requests to the admin port are finished. The streams of the page have no end."""
+
+BACKLOG: Final = 1024
+"""Connections to a port that may wait until they are accepted."""
+
+_PROBES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A connection on which nothing is sent is closed if the client acknowledges neither a probe after 30 s nor three more,
+sent every 10 s."""
+
+_MAX_OPTION: Final = 2**31 - 1
 
 
 async def serve(config: GatewayConfig, tokenizer: Tokenizer, source: ConfigFile | None) -> None:
@@ -77,10 +86,9 @@ async def serve(config: GatewayConfig, tokenizer: Tokenizer, source: ConfigFile 
             idle_seconds = config.timeouts.idle_seconds
             for each in listening_sockets(admin_host, listen.admin_port, idle_seconds):
                 await web.SockSite(admin, each).start()
-            tls = runtime.tls.context if runtime.tls is not None else None
             # Several gateways on one host can share the public port.
             for each in listening_sockets(listen.host, listen.port, idle_seconds, reuse_port=True):
-                await web.SockSite(public, each, ssl_context=tls, backlog=BACKLOG).start()
+                await web.SockSite(public, each, ssl_context=runtime.tls, backlog=BACKLOG).start()
             log.info(
                 "listening on %s:%d, admin on %s:%d", listen.host, listen.port, admin_host, listen.admin_port
             )
@@ -93,6 +101,55 @@ async def serve(config: GatewayConfig, tokenizer: Tokenizer, source: ConfigFile 
         for runner in runners:
             await runner.cleanup()
         await runtime.close()
+
+
+def listening_sockets(
+    host: str, port: int, idle_seconds: float, *, reuse_port: bool = False
+) -> list[socket.socket]:
+    """Sockets that listen on all addresses of `host`. Raises OSError.
+
+    idle_seconds: the time after which a client is lost that acknowledges nothing. Without it, an engine would go on
+    generating for such a client, until the buffers of the connection are full or, on Linux, for a quarter of an hour.
+    reuse_port: whether other processes may listen on the port as well.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # Linux copies these options to the connections that the sockets accept.
+    options = {**_PROBES, "TCP_USER_TIMEOUT": round(min(1000 * idle_seconds, _MAX_OPTION))}
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            listening = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=reuse_port)
+            sockets.append(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in options.items():
+                if (option := getattr(socket, name, None)) is not None:  # not on every system
+                    with suppress(OSError):
+                        listening.setsockopt(socket.IPPROTO_TCP, option, value)
+    except OSError:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
+
+
+class _WithoutContent(logging.Filter):
+    """Removes the malformed part of a request, which aiohttp quotes, from the log: it may be an API key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg, record.args = "malformed request: %s", (type(error).__name__,)
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
+
+
+def server_log() -> logging.Logger:
+    """The logger of an HTTP server."""
+    log = logging.getLogger("dps_gateway.http")
+    if not log.filters:
+        log.addFilter(_WithoutContent())
+    return log
 
 
 def main(argv: list[str]) -> int:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
+from dps_gateway.config import ConfigFile
 from dps_gateway.kubernetes_api import ApiServer, watch_config_map, watch_service
 from dps_gateway.pool import Pool
-from dps_gateway.reload import ConfigFile, receive_config, watch_config
 from dps_gateway.routing.learning import learns
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.store import write_behind
@@ -21,6 +21,8 @@ from dps_gateway.upstream.health import watch_configuration, watch_generation, w
 log = logging.getLogger(__name__)
 
 RESTART_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
+"""Interval at which the configuration's files are checked for changes."""
 
 Task = Callable[[], Awaitable[None]]
 
@@ -63,28 +65,24 @@ async def supervise(
 
 def _tasks(runtime: Runtime, source: ConfigFile | None) -> dict[str, Task]:
     """The tasks that this configuration requires, keyed by their names in logs and metrics."""
+    pools, engine = runtime.pools.values(), runtime.engine
+
+    def interval_seconds() -> float:
+        return runtime.config.timeouts.health_interval_seconds
+
+    def silent_seconds() -> float:
+        return runtime.config.timeouts.silent_seconds
+
     tasks: dict[str, Task] = {
-        "health": lambda: watch_health(
-            runtime.pools.values(),
-            runtime.engine.health_path,
-            lambda: runtime.config.timeouts.health_interval_seconds,
+        "health": partial(watch_health, pools, engine.health_path, interval_seconds),
+        "generation": partial(
+            watch_generation, pools, engine.generation_path, interval_seconds, silent_seconds
         ),
-        "generation": lambda: watch_generation(
-            runtime.pools.values(),
-            runtime.engine.generation_path,
-            lambda: runtime.config.timeouts.health_interval_seconds,
-            lambda: runtime.config.timeouts.silent_seconds,
+        "engine-load": partial(
+            watch_load, pools, engine.load_path, engine.load_of, lambda: learns(runtime.policy)
         ),
-        "engine-load": lambda: watch_load(
-            runtime.pools.values(),
-            runtime.engine.load_path,
-            runtime.engine.load_of,
-            lambda: learns(runtime.policy),
-        ),
-        "engine-configuration": lambda: watch_configuration(
-            runtime.pools.values(),
-            runtime.engine.configuration_path,
-            runtime.engine.configuration_of,
+        "engine-configuration": partial(
+            watch_configuration, pools, engine.configuration_path, engine.configuration_of
         ),
     }
     if runtime.redis is not None:
@@ -108,3 +106,17 @@ def _tasks(runtime: Runtime, source: ConfigFile | None) -> dict[str, Task]:
             received = partial(receive_config, source=source, runtime=runtime)
             tasks["config-map"] = partial(watch_config_map, ApiServer.of_pod(), config_map, received)
     return tasks
+
+
+async def watch_config(source: ConfigFile, runtime: Runtime) -> None:
+    """Poll the files and reload the configuration when one of them changes, until cancelled."""
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        if source.changed():
+            runtime.reload(source)
+
+
+def receive_config(text: str, source: ConfigFile, runtime: Runtime) -> None:
+    """Reload the configuration from the content of its ConfigMap, unless it is the one in use."""
+    if source.receive(text):
+        runtime.reload(source)

@@ -5,6 +5,7 @@ import fcntl
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dps_gateway.auth import HASHED, Key, digest_of, parse_key, read_key_file
-from dps_gateway.config import ConfigError, replace_text
+from dps_gateway.config import ConfigError
 
 KEY_BYTES: Final = 32
 NEW_FILE_MODE: Final = 0o600
@@ -139,6 +140,25 @@ def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
         yield lines
         if lines != before:
             text = "".join(f"{line}\n" for line in lines)
-            replace_text(path, text, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
+            _replace(path, text, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
     finally:
         os.close(folder)
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    """Replace a file, so that a reader sees either the old content or the new. Raises OSError.
+
+    `mode`: the permissions of the new file.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:  # also when it is interrupted
+            os.unlink(file.name)
+            raise
