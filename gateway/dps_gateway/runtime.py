@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from pydantic.alias_generators import to_camel
 
-from dps_gateway.auth import Keys
+from dps_gateway.auth import BodyBudget, KeyLimits, Keys
 from dps_gateway.config import (
     ConfigError,
     ConfigFile,
@@ -24,7 +24,6 @@ from dps_gateway.config import (
     read_line,
 )
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.limits import BodyBudget, KeyLimits
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.cache_identity import CacheSalt
 from dps_gateway.prompt.renderer import PromptRenderer

@@ -19,9 +19,8 @@ from dps_gateway.api.errors import (
 )
 from dps_gateway.api.openapi import METHODS, description
 from dps_gateway.api.public import public_app
-from dps_gateway.auth import Unauthorized
+from dps_gateway.auth import KeyBusy, KeyExhausted, Unauthorized
 from dps_gateway.config import GatewayConfig
-from dps_gateway.limits import KeyBusy, KeyExhausted
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import PoolEmpty
 from dps_gateway.upstream.exchange import Rejection, UpstreamFailed

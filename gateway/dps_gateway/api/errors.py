@@ -8,9 +8,8 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from dps_gateway.auth import Forbidden, Unauthorized
+from dps_gateway.auth import Forbidden, KeyBusy, KeyExhausted, Unauthorized
 from dps_gateway.engine.usage import text_or_none
-from dps_gateway.limits import KeyBusy, KeyExhausted
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
 
