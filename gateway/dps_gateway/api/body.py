@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from dps_gateway.api.errors import BadRequest, BodyTooLarge, BodyTooSlow
+from dps_gateway.api.errors import BadRequest, Problem, Refused
 from dps_gateway.config import GatewayConfig
 
 BODY_GRACE_SECONDS: Final = 30.0
@@ -91,8 +91,8 @@ async def in_thread_if_large(body: bytes, work: Callable[P, T], *args: P.args, *
 async def read_body(request: web.Request, config: GatewayConfig, reserve: Callable[[int], None]) -> bytes:
     """The body of the request, decompressed. `reserve` is called with the size of each part before it is kept.
 
-    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, BodyTooSlow if it takes longer than timeouts.bodySeconds or,
-    after BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average, and BadRequest.
+    Raises Refused if it exceeds limits.maxBodyBytes, if it takes longer than timeouts.bodySeconds or, after
+    BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average, and if it is incomplete.
     """
     max_bytes, rate = config.limits.max_body_bytes, config.limits.min_body_bytes_per_second
     body_seconds, began = config.timeouts.body_seconds, asyncio.get_running_loop().time()
@@ -101,7 +101,9 @@ async def read_body(request: web.Request, config: GatewayConfig, reserve: Callab
         seconds = BODY_GRACE_SECONDS + size / rate if rate else body_seconds
         return began + min(body_seconds, seconds)
 
-    too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
+    too_large = Refused(
+        Problem.BODY_TOO_LARGE, f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)"
+    )
     if (request.content_length or 0) > max_bytes:
         raise too_large
     chunks, size = [], 0
@@ -120,7 +122,8 @@ async def read_body(request: web.Request, config: GatewayConfig, reserve: Callab
         raise BadRequest("the request body is incomplete or cannot be decompressed") from error
     except TimeoutError as error:
         seconds = asyncio.get_running_loop().time() - began
-        raise BodyTooSlow(
-            f"the body was incomplete after {seconds:.3g} s (timeouts.bodySeconds or limits.minBodyBytesPerSecond)"
+        raise Refused(
+            Problem.BODY_TOO_SLOW,
+            f"the body was incomplete after {seconds:.3g} s (timeouts.bodySeconds or limits.minBodyBytesPerSecond)",
         ) from error
     return b"".join(chunks)

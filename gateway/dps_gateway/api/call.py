@@ -17,10 +17,9 @@ from dps_gateway.api.body import Body, read_body
 from dps_gateway.api.endpoints import errors_of
 from dps_gateway.api.errors import (
     BadRequest,
-    DeadlineExceeded,
-    GatewayFull,
     OpenAIErrors,
-    UnsupportedEncoding,
+    Problem,
+    Refused,
     error_response,
 )
 from dps_gateway.api.outcome import Outcome
@@ -134,24 +133,27 @@ class Call:
     async def read(self) -> bytes:
         """The request's body, which counts as buffered until the call has ended.
 
-        Raises BodyTooLarge, BodyTooSlow, BadRequest, UnsupportedEncoding, and GatewayFull if there is no room for it.
+        Raises Refused as `read_body` does, for an unknown encoding, and if there is no room for it.
         """
         encoding = self.request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
         if encoding not in (*DECODED, "identity", ""):
-            raise UnsupportedEncoding(f"Content-Encoding must be one of {', '.join(sorted(DECODED))}")
+            raise Refused(
+                Problem.UNSUPPORTED_ENCODING, f"Content-Encoding must be one of {', '.join(sorted(DECODED))}"
+            )
         return await read_body(self.request, self.runtime.config, self._buffer)
 
     @asynccontextmanager
     async def before_dispatch(self) -> AsyncIterator[None]:
-        """The context of the work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
+        """The context of the work before the dispatch. Raises Refused at the end of the client's time."""
         try:
             async with asyncio.timeout(self._left_seconds) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise DeadlineExceeded(
-                f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})"
+            raise Refused(
+                Problem.DEADLINE_EXCEEDED,
+                f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})",
             ) from error
 
     @property
@@ -165,7 +167,10 @@ class Call:
         runtime = self.runtime
         shared = runtime.has_several_tenants
         if not runtime.bodies.reserve(self.tenant, size, runtime.config.limits, shared=shared):
-            raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
+            raise Refused(
+                Problem.GATEWAY_FULL,
+                "the gateway has too many request bodies in memory (limits.maxBufferedBytes)",
+            )
         self._buffered += size
 
     @property

@@ -11,7 +11,7 @@ from typing import Final, Self
 import orjson
 
 from dps_gateway.api.call import TIMEOUT_HEADER, Call
-from dps_gateway.api.errors import DeadlineExceeded, ResponseNotFound, Suspended, TenantsNotSeparated
+from dps_gateway.api.errors import Problem, Refused
 from dps_gateway.api.outcome import Failure, failure_in
 from dps_gateway.api.sse import beginning
 from dps_gateway.pool import Pool
@@ -35,15 +35,7 @@ from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
 
 ATTEMPTS_PER_POOL: Final = 3
 
-DISPATCH_ERRORS: Final = (
-    DeadlineExceeded,
-    OutOfFiles,
-    PoolEmpty,
-    PoolFull,
-    Suspended,
-    TenantsNotSeparated,
-    UpstreamFailed,
-)
+DISPATCH_ERRORS: Final = (OutOfFiles, PoolEmpty, PoolFull, Refused, UpstreamFailed)
 """The exceptions of `Dispatch`."""
 
 
@@ -60,17 +52,17 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
 async def find_stored_response(call: Call, response_id: str) -> StoredResponse:
     """The engine that holds a response of the call's tenant.
 
-    Raises ResponseNotFound if the response is unknown or the engine has been removed, and PoolEmpty if the engine is
-    not ready.
+    Raises Refused if the response is unknown or the engine has been removed, and PoolEmpty if the engine is not ready.
     """
     runtime = call.runtime
     stored = await runtime.turns.store.recall(runtime.scope(call.tenant), response_id)
     if stored is None:
-        raise ResponseNotFound(f"Response with id '{response_id}' not found.")
+        raise Refused(Problem.RESPONSE_NOT_FOUND, f"Response with id '{response_id}' not found.")
     replica = runtime.pools[stored.pool].replicas.get(stored.url)
     if replica is None:
-        raise ResponseNotFound(
-            f"The engine that held response '{response_id}' is gone: send the whole conversation in input."
+        raise Refused(
+            Problem.RESPONSE_NOT_FOUND,
+            f"The engine that held response '{response_id}' is gone: send the whole conversation in input.",
         )
     if not replica.ready:
         raise PoolEmpty(f"the engine that holds response '{response_id}' is not ready")
@@ -128,8 +120,8 @@ class Dispatch:
         """Send the request to one replica after another until one begins to answer.
 
         Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
-        other pool. Raises DeadlineExceeded if the request's time is over, Suspended if the engines are stopped, else
-        the last failure: PoolFull, PoolEmpty, TenantsNotSeparated, OutOfFiles or UpstreamFailed.
+        other pool. Raises Refused if the request's time is over, or if the engines are stopped or separate no tenants,
+        else the last failure: PoolFull, PoolEmpty, OutOfFiles or UpstreamFailed.
         """
         if self._runtime.config.routing.suspended:
             raise _suspended()
@@ -186,9 +178,11 @@ class Dispatch:
                 raise self._deadline_exceeded() from error
             raise
 
-    def _deadline_exceeded(self) -> DeadlineExceeded:
+    def _deadline_exceeded(self) -> Refused:
         setting = TIMEOUT_HEADER if self._deadline.of_client else "timeouts.totalSeconds"
-        return DeadlineExceeded(f"no engine answered within {self._deadline.seconds:g} s ({setting})")
+        return Refused(
+            Problem.DEADLINE_EXCEEDED, f"no engine answered within {self._deadline.seconds:g} s ({setting})"
+        )
 
     def _pools(self) -> list[EnginePool]:
         """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
@@ -227,7 +221,7 @@ class Dispatch:
     async def _slot(self, pools: list[EnginePool]) -> Slot | None:
         """Wait for a slot for the next attempt. None if no replica of `pools` is left, but other pools have one.
 
-        Raises Suspended, PoolEmpty, PoolFull or TenantsNotSeparated.
+        Raises Refused, PoolEmpty or PoolFull.
         """
         runtime, outbound, call, turn = self._runtime, self._outbound, self._call, self._call.turn
         queued_at = time.perf_counter()
@@ -410,12 +404,13 @@ def _fatal() -> UpstreamFailed:
     )
 
 
-def _suspended() -> Suspended:
-    return Suspended("the engines are stopped, because this router is suspended")
+def _suspended() -> Refused:
+    return Refused(Problem.SUSPENDED, "the engines are stopped, because this router is suspended")
 
 
-def _not_separated() -> TenantsNotSeparated:
-    return TenantsNotSeparated(
+def _not_separated() -> Refused:
+    return Refused(
+        Problem.TENANTS_NOT_SEPARATED,
         "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the plugin dps_sglang "
-        "for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that tenants share cached prefixes"
+        "for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that tenants share cached prefixes",
     )

@@ -38,8 +38,8 @@ def routed_endpoint(endpoint: Endpoint) -> Handler:
 async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
     """Serve a request of a routed endpoint.
 
-    Raises Unauthorized, Forbidden, KeyBusy, KeyExhausted, ModelNotFound, ResponseNotFound, BadRequest, the exceptions
-    of `Call.read` and `Dispatch.first`, and ConnectionResetError if the client disconnects.
+    Raises Unauthorized, Forbidden, KeyBusy, KeyExhausted, Refused, the exceptions of `Dispatch.first`, and
+    ConnectionResetError if the client disconnects.
     """
     runtime, model = call.runtime, call.runtime.config.model
     runtime.recent.in_progress.add(call)

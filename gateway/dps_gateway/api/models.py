@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from dps_gateway.api.body import Body
-from dps_gateway.api.errors import ModelNotFound
+from dps_gateway.api.errors import Problem, Refused
 from dps_gateway.config import Model
 
 PATH: Final = "/v1/models"
@@ -24,7 +24,7 @@ _SERVED: Final = "default"
 
 
 def resolve_model(model: Model, body: Body) -> Body:
-    """A request with its alias replaced. Raises ModelNotFound.
+    """A request with its alias replaced. Raises Refused.
 
     A request without the field `model` is for the served model. In SGLang, the name `MODEL:ADAPTER` selects a LoRA
     adapter.
@@ -36,11 +36,13 @@ def resolve_model(model: Model, body: Body) -> Body:
 
 
 def served_name(model: Model, asked: Any) -> Any:
-    """The name by which an engine selects the model that a client has `asked` for. Raises ModelNotFound."""
+    """The name by which an engine selects the model that a client has `asked` for. Raises Refused."""
     name = _target({_SERVED: model.name} | model.aliases, asked) if isinstance(asked, str) else asked
     if not is_served(model, name):
         served = ", ".join([model.name, *sorted(model.aliases)])
-        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {served}")
+        raise Refused(
+            Problem.MODEL_NOT_FOUND, f"the model '{asked}' is not served; the served models are {served}"
+        )
     return name
 
 
@@ -82,13 +84,15 @@ def model_card(
 ) -> bytes:
     """The entry for the model that a client has `asked` for, and whose name in requests is `name`.
 
-    `contents` and `permitted` are described at `model_list`. Raises ModelNotFound if one of the engines does not list
+    `contents` and `permitted` are described at `model_list`. Raises Refused if one of the engines does not list
     the model, and ValueError if one of `contents` is not a list of models.
     """
     _, cards = _common(model, contents)
     if name not in cards:
         served = ", ".join(filter(permitted, cards))
-        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {served}")
+        raise Refused(
+            Problem.MODEL_NOT_FOUND, f"the model '{asked}' is not served; the served models are {served}"
+        )
     return orjson.dumps(cards[name] | {"id": asked})
 
 

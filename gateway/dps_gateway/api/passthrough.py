@@ -16,7 +16,7 @@ from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Dispatch, find_stored_response, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
-from dps_gateway.api.errors import BadRequest, NotFound, UpgradeRefused, error_event
+from dps_gateway.api.errors import BadRequest, Problem, Refused, error_event
 from dps_gateway.api.relay import client_headers, send_complete
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
@@ -93,8 +93,7 @@ _ROUTED: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     """The request target to forward.
 
-    Raises BadRequest for a path that an engine could resolve to another one, and NotFound for one that changes the
-    engine.
+    Raises Refused for a path that an engine could resolve to another one, and for one that changes the engine.
 
     Without this check `/v1/../flush_cache` would reach the engine's administrative endpoints with the gateway's key,
     and `/v1/chat%2Fcompletions` would reach a routed endpoint while bypassing routing.
@@ -107,7 +106,7 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     if path in _ROUTED and path != raw_path:
         raise BadRequest(f"write the path as {path}")
     if path.rstrip("/") in _ADMINISTRATIVE:
-        raise NotFound(f"there is no endpoint {path}")
+        raise Refused(Problem.NOT_FOUND, f"there is no endpoint {path}")
     return raw_path_and_query
 
 
@@ -120,7 +119,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
         # Codex then falls back to HTTP at once.
-        raise UpgradeRefused("the gateway serves no WebSockets; send the request over HTTP")
+        raise Refused(Problem.UPGRADE_REFUSED, "the gateway serves no WebSockets; send the request over HTTP")
     call.decision = decision = Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
     call.authenticate()
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
@@ -193,7 +192,7 @@ def _response_id(path: str) -> str | None:
 def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | None]:
     """The target of the request, and how to change the answer if it asks for the models or for one of them.
 
-    Raises ModelNotFound and Forbidden.
+    Raises Refused and Forbidden.
     """
     model, key = call.runtime.config.model, call.key
     limited = key.models if key is not None else None
@@ -212,7 +211,7 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
 
 
 async def _checked_model(call: Call, body: bytes) -> bytes:
-    """The body with its model's alias replaced. Raises ModelNotFound, Forbidden and BadRequest.
+    """The body with its model's alias replaced. Raises Refused and Forbidden.
 
     A body that is not JSON, such as an audio file, names no model, and is refused only if the API key is limited to
     some models.

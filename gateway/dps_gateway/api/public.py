@@ -10,13 +10,7 @@ from aiohttp.typedefs import Handler
 from dps_gateway import installed_version
 from dps_gateway.api.call import RUNTIME, request_id_of
 from dps_gateway.api.endpoints import ENDPOINTS, errors_of
-from dps_gateway.api.errors import (
-    ExpectationFailed,
-    HeaderTooLarge,
-    MethodNotAllowed,
-    NotFound,
-    error_response,
-)
+from dps_gateway.api.errors import Problem, Refused, error_response
 from dps_gateway.api.inference import routed_endpoint
 from dps_gateway.api.openapi import encoded
 from dps_gateway.api.passthrough import RELAYED_GET, RELAYED_POST, pass_through
@@ -49,7 +43,7 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     if request.headers[hdrs.EXPECT].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return None
-    error = ExpectationFailed("the gateway supports only 'Expect: 100-continue'")
+    error = Refused(Problem.EXPECTATION_FAILED, "the gateway supports only 'Expect: 100-continue'")
     return error_response(error, request_id_of(request), errors_of(request.path))
 
 
@@ -62,24 +56,27 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         _check_headers(request)
         return await handler(request)
-    except HeaderTooLarge as refusal:
-        error: Exception = refusal
+    except Refused as refusal:
+        error = refusal
     except web.HTTPNotFound:
-        error = NotFound(f"there is no endpoint {request.rel_url.raw_path}")
-    except web.HTTPMethodNotAllowed as refusal:
-        error = MethodNotAllowed(f"{request.rel_url.raw_path} does not support {request.method}")
-        headers["Allow"] = ", ".join(sorted(refusal.allowed_methods))
+        error = Refused(Problem.NOT_FOUND, f"there is no endpoint {request.rel_url.raw_path}")
+    except web.HTTPMethodNotAllowed as wrong:
+        error = Refused(
+            Problem.METHOD_NOT_ALLOWED, f"{request.rel_url.raw_path} does not support {request.method}"
+        )
+        headers["Allow"] = ", ".join(sorted(wrong.allowed_methods))
     return error_response(error, request_id_of(request), errors_of(request.path), headers)
 
 
 def _check_headers(request: web.Request) -> None:
-    """Raises HeaderTooLarge. The limit of the parser is higher, because its own answer does not name the limit."""
+    """Raises Refused. The limit of the parser is higher, because its own answer does not name the limit."""
     limit = request.app[RUNTIME].config.listen.max_header_bytes
     for name, value in request.raw_headers:
         if len(value) > limit:
-            raise HeaderTooLarge(
+            raise Refused(
+                Problem.HEADER_TOO_LARGE,
                 f"the header {name.decode(errors='replace')} has {len(value)} bytes, more than the {limit} of "
-                "listen.maxHeaderBytes"
+                "listen.maxHeaderBytes",
             )
 
 
