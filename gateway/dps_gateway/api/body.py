@@ -1,19 +1,13 @@
-"""Reads the bodies of requests, parses their JSON, and encodes it for the engine."""
+"""The JSON bodies of requests: parses them, and encodes them for the engine."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-import aiohttp
 import orjson
-from aiohttp import web
 
-from dps_gateway.api.errors import BadRequest, Problem, Refused
-from dps_gateway.config import GatewayConfig
-
-BODY_GRACE_SECONDS: Final = 30.0
-"""Time after which the body of a request must arrive at the minimum rate."""
+from dps_gateway.api.errors import BadRequest
 
 MAX_VALUES: Final = 2_000_000
 """Approximate maximum number of values in a JSON body, among them token ids. A value that takes three bytes in the body
@@ -86,44 +80,3 @@ async def in_thread_if_large(body: bytes, work: Callable[P, T], *args: P.args, *
     if len(body) < LONG_BODY_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
-
-
-async def read_body(request: web.Request, config: GatewayConfig, reserve: Callable[[int], None]) -> bytes:
-    """The body of the request, decompressed. `reserve` is called with the size of each part before it is kept.
-
-    Raises Refused if it exceeds limits.maxBodyBytes, if it takes longer than timeouts.bodySeconds or, after
-    BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average, and if it is incomplete.
-    """
-    max_bytes, rate = config.limits.max_body_bytes, config.limits.min_body_bytes_per_second
-    body_seconds, began = config.timeouts.body_seconds, asyncio.get_running_loop().time()
-
-    def ends(size: int) -> float:
-        seconds = BODY_GRACE_SECONDS + size / rate if rate else body_seconds
-        return began + min(body_seconds, seconds)
-
-    too_large = Refused(
-        Problem.BODY_TOO_LARGE, f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)"
-    )
-    if (request.content_length or 0) > max_bytes:
-        raise too_large
-    chunks, size = [], 0
-    has_arrived = request.content.is_eof()  # most bodies have arrived with the head and need no timer
-    try:
-        async with asyncio.timeout_at(None if has_arrived else ends(0)) as limit:
-            while chunk := await request.content.readany():
-                size += len(chunk)
-                if size > max_bytes:
-                    raise too_large
-                reserve(len(chunk))
-                chunks.append(chunk)
-                if not has_arrived:
-                    limit.reschedule(ends(size))
-    except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
-        raise BadRequest("the request body is incomplete or cannot be decompressed") from error
-    except TimeoutError as error:
-        seconds = asyncio.get_running_loop().time() - began
-        raise Refused(
-            Problem.BODY_TOO_SLOW,
-            f"the body was incomplete after {seconds:.3g} s (timeouts.bodySeconds or limits.minBodyBytesPerSecond)",
-        ) from error
-    return b"".join(chunks)

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import orjson
 
-from dps_gateway.api.call import TIMEOUT_HEADER, Call
+from dps_gateway.api.call import TIMEOUT_HEADER, Call, urgency_of
 from dps_gateway.api.errors import Problem, Refused
 from dps_gateway.api.outcome import Failure, failure_in
 from dps_gateway.api.sse import beginning
@@ -231,7 +231,7 @@ class Dispatch:
             pools,
             turn.affinity if turn is not None else None,
             call.tenant,
-            call.urgency,
+            urgency_of(call.request.headers.getall("Priority", ()), call.key),
             turn.cached.held if turn is not None else {},
             outbound.generates,
             # A replica that has failed to answer is not ready again before a health check has succeeded.

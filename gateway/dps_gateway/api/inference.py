@@ -10,8 +10,7 @@ from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
 from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.call import Call, Handler, handler
-from dps_gateway.api.decisions import record_decision
+from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, find_stored_response, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
@@ -28,11 +27,6 @@ from dps_gateway.turn import policy_input_of
 from dps_gateway.upstream.exchange import SALT_HEADER, Outbound
 
 log = logging.getLogger(__name__)
-
-
-def routed_endpoint(endpoint: Endpoint) -> Handler:
-    """The handler of a routed endpoint."""
-    return handler(endpoint.path, endpoint.path, lambda call: serve(call, endpoint), record_decision)
 
 
 async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from dps_gateway.api import models
 from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.call import Call, handler
+from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import Dispatch, find_stored_response, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
@@ -22,8 +22,6 @@ from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import SALT_HEADER, Outbound, UpstreamBroken, UpstreamFailed
-
-ROUTE: Final = "/v1/*"
 
 RELAYED_GET: Final = ("/health_generate", "/model_info", "/server_info")
 
@@ -115,7 +113,11 @@ AnswerChange = Callable[[Sequence[bytes]], bytes]
 an answer does not have the expected form."""
 
 
-async def _forward(call: Call) -> web.StreamResponse:
+async def forward(call: Call) -> web.StreamResponse:
+    """Serve a request of any endpoint that is not routed, such as /v1/models and /v1/embeddings.
+
+    Raises as `inference.serve` does.
+    """
     runtime, request = call.runtime, call.request
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
         # Codex then falls back to HTTP at once.
@@ -277,7 +279,3 @@ async def _relay(
         dispatch.record_success()
     await call.finish()
     return response
-
-
-pass_through: Final = handler(ROUTE, "relayed", _forward)
-"""Handles every engine endpoint that is not a routed endpoint, such as /v1/models and /v1/embeddings."""
