@@ -67,7 +67,7 @@ async def serve(config: GatewayConfig, tokenizer: Tokenizer, source: ConfigFile 
         keepalive_timeout=config.timeouts.keep_alive_seconds,
         shutdown_timeout=config.timeouts.drain_seconds,
         max_line_size=config.listen.max_header_bytes,
-        max_field_size=2 * config.listen.max_header_bytes,  # see _check_headers in api/public.py
+        max_field_size=2 * config.listen.max_header_bytes,  # see _json_errors in api/public.py
     )
     admin = web.AppRunner(
         admin_app(runtime),

@@ -153,19 +153,13 @@ class Call:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in (*DECODED, "identity", ""):
             encodings = ", ".join(sorted(DECODED))
             raise Refused(Problem.UNSUPPORTED_ENCODING, f"Content-Encoding must be one of {encodings}")
-        too_large = Refused(
-            Problem.BODY_TOO_LARGE,
-            f"the request is larger than {limits.max_body_bytes} bytes (limits.maxBodyBytes)",
-        )
-        if (request.content_length or 0) > limits.max_body_bytes:
-            raise too_large
+        self._check_size(request.content_length or 0)
         chunks = []
         has_arrived = request.content.is_eof()  # most bodies have arrived with the head and need no timer
         try:
             async with asyncio.timeout_at(None if has_arrived else ends(0)) as limit:
                 while chunk := await request.content.readany():
-                    if self._buffered + len(chunk) > limits.max_body_bytes:
-                        raise too_large
+                    self._check_size(self._buffered + len(chunk))
                     shared = runtime.has_several_tenants
                     if not runtime.bodies.reserve(self.tenant, len(chunk), limits, shared=shared):
                         raise Refused(
@@ -185,6 +179,12 @@ class Call:
                 "limits.minBodyBytesPerSecond)",
             ) from error
         return b"".join(chunks)
+
+    def _check_size(self, size: int) -> None:
+        most = self.runtime.config.limits.max_body_bytes
+        if size > most:
+            message = f"the request is larger than {most} bytes (limits.maxBodyBytes)"
+            raise Refused(Problem.BODY_TOO_LARGE, message)
 
     @asynccontextmanager
     async def before_dispatch(self) -> AsyncIterator[None]:

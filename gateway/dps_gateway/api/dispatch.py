@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Final
 
 import orjson
 
@@ -72,8 +72,7 @@ async def find_stored_response(call: Call, response_id: str) -> StoredResponse:
 class Dispatch:
     """The attempts to have one request answered. One deadline bounds all of them together.
 
-    It owns the slot and the answer of the attempt that succeeded until the `with` block ends, `close` is called, or
-    `rest` replaces them.
+    It owns the slot and the answer of the attempt that succeeded until `close` is called or `rest` replaces them.
     """
 
     pool: EnginePool
@@ -105,12 +104,6 @@ class Dispatch:
         """The last failed attempt."""
         self._held = ExitStack()
         """Holds the slot and the answer of the attempt that succeeded."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the connection to the engine and its slot. Has no effect the second time."""
@@ -246,10 +239,17 @@ class Dispatch:
             if runtime.config.routing.suspended:
                 raise _suspended() from error
             replicas = (each for pool in runtime.pools.values() for each in pool.replicas.values())
-            separated = all(map(self._separates_tenants, replicas))
+            failure: Exception = error
+            if not all(map(self._separates_tenants, replicas)):
+                failure = Refused(
+                    Problem.TENANTS_NOT_SEPARATED,
+                    "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the "
+                    "plugin dps_sglang for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that "
+                    "tenants share cached prefixes",
+                )
             if wake_seconds:
-                raise (error if separated else _not_separated()) from None
-            self._failure = self._failure or (error if separated else _not_separated())
+                raise failure from None
+            self._failure = self._failure or failure
             if self._usable(self._pools()) or self._wake_seconds():
                 return None
             raise self._failure from None
@@ -270,18 +270,35 @@ class Dispatch:
 
         Raises UpstreamFailed if it has not, and no other attempt is allowed.
         """
-        pool, replica = slot.pool, slot.replica
+        call, outbound, pool, replica = self._call, self._outbound, slot.pool, slot.replica
         with ExitStack() as held:
             held.enter_context(slot)
+            prefill_tokens = 0
+            # Without a stream, the first byte is sent when the answer is complete, and nothing shows the prefill's end.
+            if call.turn is not None and outbound.streamed:
+                prefill_tokens = call.turn.cached.tokens(replica.id, replica.units).prefill
             reason = self._reason(pool)
             self._attempts[pool.name] += 1
-            self._call.attempt, self._call.replica = (pool.name, reason), replica.url
-            prefill_tokens = self._prefill_tokens(replica)
+            call.attempt, call.replica = (pool.name, reason), replica.url
             sent_tokens = replica.sent_tokens + prefill_tokens
+            replica.prefill_tokens += prefill_tokens
             try:
-                answer = await self._send(pool, replica, prefill_tokens)
+                try:
+                    answer = await self._runtime.upstream.send(
+                        replica,
+                        outbound,
+                        forwarded_headers(
+                            call.request.headers, pool.api_key, outbound.headers, call.request_id
+                        ),
+                        self._deadline,
+                        fresh_connection=self._retries.fresh_connection,
+                        trust=pool.trust,
+                    )
+                finally:
+                    replica.prefill_tokens -= prefill_tokens
+                replica.begun_tokens += prefill_tokens
                 held.callback(answer.close)
-                content = await _begun(answer) if self._outbound.buffered else b""
+                content = await _begun(answer) if outbound.buffered else b""
             except UpstreamFailed as error:
                 self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 self._record(pool, replica, error)
@@ -323,34 +340,6 @@ class Dispatch:
         elif error.kind in ("timeout", "aborted") or (error.rejected and error.kind != "status_429"):
             pool.record_error(replica)
 
-    async def _send(self, pool: EnginePool, replica: Replica, prefill_tokens: int) -> Answer:
-        """The replica's answer. Raises UpstreamFailed."""
-        call, outbound = self._call, self._outbound
-        replica.prefill_tokens += prefill_tokens
-        try:
-            answer = await self._runtime.upstream.send(
-                replica,
-                outbound,
-                forwarded_headers(call.request.headers, pool.api_key, outbound.headers, call.request_id),
-                self._deadline,
-                fresh_connection=self._retries.fresh_connection,
-                trust=pool.trust,
-            )
-            replica.begun_tokens += prefill_tokens
-            return answer
-        finally:
-            replica.prefill_tokens -= prefill_tokens
-
-    def _prefill_tokens(self, replica: Replica) -> int:
-        """The tokens that the replica has to prefill, if the end of the prefill can be observed; otherwise 0.
-
-        The first byte of an answer that is not streamed is sent when the answer is complete.
-        """
-        turn = self._call.turn
-        if turn is None or not self._outbound.streamed:
-            return 0
-        return turn.cached.tokens(replica.id, replica.units).prefill
-
 
 async def _begun(answer: Answer) -> bytes:
     """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
@@ -364,7 +353,13 @@ async def _begun(answer: Answer) -> bytes:
         if answer.status != HTTPStatus.OK and (failure is None or failure.status not in RETRYABLE_STATUSES):
             return content
     elif answer.status == HTTPStatus.OK:
-        content, failure = b"", await _failure_at_start(answer)
+        content = b""
+        try:
+            while not (found := beginning(answer.first)) and await answer.read_on():
+                pass
+        except UpstreamBroken as error:
+            raise error.as_failure() from error
+        failure = found if isinstance(found, Failure) else None
     else:
         return b""
     if failure is None:
@@ -376,16 +371,6 @@ async def _begun(answer: Answer) -> bytes:
         raise UpstreamFailed(kind, failure.message, Rejection(status, body, None))
     answer.refuse(status)
     return body
-
-
-async def _failure_at_start(answer: Answer) -> Failure | None:
-    """Read a stream to its first content. Returns the failure that it begins with, if any. Raises UpstreamFailed."""
-    try:
-        while not (found := beginning(answer.first)) and await answer.read_on():
-            pass
-    except UpstreamBroken as error:
-        raise error.as_failure() from error
-    return found if isinstance(found, Failure) else None
 
 
 async def whole(answer: Answer) -> bytes:
@@ -406,11 +391,3 @@ def _fatal() -> UpstreamFailed:
 
 def _suspended() -> Refused:
     return Refused(Problem.SUSPENDED, "the engines are stopped, because this router is suspended")
-
-
-def _not_separated() -> Refused:
-    return Refused(
-        Problem.TENANTS_NOT_SEPARATED,
-        "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the plugin dps_sglang "
-        "for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that tenants share cached prefixes",
-    )

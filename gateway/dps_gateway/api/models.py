@@ -5,7 +5,7 @@ SGLang and vLLM list a LoRA adapter by its own name, with the model's name as it
 name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -37,7 +37,14 @@ def resolve_model(model: Model, body: Body) -> Body:
 
 def served_name(model: Model, asked: Any) -> Any:
     """The name by which an engine selects the model that a client has `asked` for. Raises Refused."""
-    name = _target({_SERVED: model.name} | model.aliases, asked) if isinstance(asked, str) else asked
+    name = asked
+    if isinstance(asked, str):
+        aliases = {_SERVED: model.name} | model.aliases
+        base, colon, adapter = asked.partition(":")
+        if asked in aliases:
+            name = aliases[asked]
+        elif base in aliases:  # an adapter of an alias
+            name = f"{aliases[base]}{colon}{adapter}"
     if not is_served(model, name):
         served = ", ".join([model.name, *sorted(model.aliases)])
         raise Refused(
@@ -51,14 +58,6 @@ def is_served(model: Model, name: Any) -> bool:
     if not model.strict:
         return True
     return isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))
-
-
-def _target(aliases: Mapping[str, str], asked: str) -> str:
-    """The name for an alias, or for an adapter of an alias."""
-    if asked in aliases:
-        return aliases[asked]
-    base, colon, adapter = asked.partition(":")
-    return f"{aliases[base]}{colon}{adapter}" if base in aliases else asked
 
 
 def requested_model(path: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -159,7 +160,7 @@ async def forward(call: Call) -> web.StreamResponse:
         generates=method != hdrs.METH_GET and response_id is None and endpoint not in _WITHOUT_SCHEDULER,
         replica=replica,
     )
-    with Dispatch(call, decision, outbound) as dispatch:
+    with closing(Dispatch(call, decision, outbound)) as dispatch:
         await dispatch.first()
         others = []
         if change is not None and request.path != _INFO_PATH:
@@ -176,7 +177,7 @@ async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[b
     attempt = call.attempt
     try:
         async with asyncio.timeout(OTHER_LIST_SECONDS):
-            with Dispatch(call, decision, replace(outbound, replica=replica.url)) as dispatch:
+            with closing(Dispatch(call, decision, replace(outbound, replica=replica.url))) as dispatch:
                 await dispatch.first()
                 return [await whole(dispatch.answer)] if dispatch.answer.status == HTTPStatus.OK else []
     except (PoolEmpty, PoolFull, UpstreamFailed, TimeoutError):

@@ -62,10 +62,24 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer preflight requests, and return error objects for large headers, and unknown paths and methods."""
     if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
-        return _preflight(request)
+        # Browsers send preflight requests without credentials.
+        permission = {
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: request.headers[hdrs.ACCESS_CONTROL_REQUEST_METHOD],
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"),
+            hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_MAX_AGE_SECONDS),
+        }
+        return web.Response(status=204, headers=permission)
     headers: dict[str, str] = {}
+    limit = request.app[RUNTIME].config.listen.max_header_bytes
     try:
-        _check_headers(request)
+        for name, value in request.raw_headers:
+            # The limit of the parser is higher, because its own answer does not name the limit.
+            if len(value) > limit:
+                raise Refused(
+                    Problem.HEADER_TOO_LARGE,
+                    f"the header {name.decode(errors='replace')} has {len(value)} bytes, more than the {limit} of "
+                    "listen.maxHeaderBytes",
+                )
         return await handler(request)
     except Refused as refusal:
         error = refusal
@@ -77,28 +91,6 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
         )
         headers["Allow"] = ", ".join(sorted(wrong.allowed_methods))
     return error_response(error, request_id_of(request), errors_of(request.path), headers)
-
-
-def _check_headers(request: web.Request) -> None:
-    """Raises Refused. The limit of the parser is higher, because its own answer does not name the limit."""
-    limit = request.app[RUNTIME].config.listen.max_header_bytes
-    for name, value in request.raw_headers:
-        if len(value) > limit:
-            raise Refused(
-                Problem.HEADER_TOO_LARGE,
-                f"the header {name.decode(errors='replace')} has {len(value)} bytes, more than the {limit} of "
-                "listen.maxHeaderBytes",
-            )
-
-
-def _preflight(request: web.Request) -> web.Response:
-    """Allow a cross-origin request. Browsers send preflight requests without credentials."""
-    headers = {
-        hdrs.ACCESS_CONTROL_ALLOW_METHODS: request.headers[hdrs.ACCESS_CONTROL_REQUEST_METHOD],
-        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"),
-        hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_MAX_AGE_SECONDS),
-    }
-    return web.Response(status=204, headers=headers)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -255,7 +255,7 @@ class Relay:
         options = self._call.body.fields.get(USAGE_FIELD)
         wanted = isinstance(options, dict) and options.get("include_usage")
         shown = usage if wanted and not continuation.received.usage_sent else None
-        return usage, continuation.ending(shown)
+        return usage, continuation.endpoint.ending(continuation.received, shown)
 
     async def _forward_rest(self, continuation: Continuation, events: EventRelay) -> bytes:
         """Forward the answer of the other engine, except for the closing event, which is returned.
@@ -345,21 +345,14 @@ async def send_complete(call: Call, answer: Answer, content: bytes) -> web.Strea
     if answer.status >= 400 and len(content) <= MAX_ERROR_BYTES:
         content = call.errors.error_of_engine(answer.status, content)
         headers[hdrs.CONTENT_TYPE] = "application/json"
-    if len(content) > PART_BYTES:
-        return await _send_in_parts(call, answer.status, headers, content)
-    response = web.Response(status=answer.status, headers=headers, body=content)
+    response: web.StreamResponse
+    if whole := len(content) <= PART_BYTES:
+        response = web.Response(status=answer.status, headers=headers, body=content)
+    else:
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        response.content_length = len(content)
     await call.start(response)
-    await call.finish()
-    return response
-
-
-async def _send_in_parts(
-    call: Call, status: int, headers: CIMultiDict[str], content: bytes
-) -> web.StreamResponse:
-    response = web.StreamResponse(status=status, headers=headers)
-    response.content_length = len(content)
-    await call.start(response)
-    for start in range(0, len(content), PART_BYTES):
+    for start in range(0, 0 if whole else len(content), PART_BYTES):
         await call.write(content[start : start + PART_BYTES])
     await call.finish()
     return response

@@ -160,11 +160,6 @@ def _provider(settings: Telemetry) -> TracerProvider | None:
     return provider
 
 
-def otlp_http_url(endpoint: str) -> str:
-    """The URL that spans are posted to, given the collector's base URL."""
-    return endpoint.rstrip("/") + OTLP_HTTP_TRACES_PATH
-
-
 def _exporter(settings: Telemetry, endpoint_set: bool) -> SpanExporter:
     """The exporter for the configured protocol. Its library reads the environment if no endpoint is passed."""
     endpoint = None if endpoint_set else settings.otlp_endpoint
@@ -180,4 +175,4 @@ def _exporter(settings: Telemetry, endpoint_set: bool) -> SpanExporter:
         return GrpcExporter(endpoint=endpoint, insecure=insecure)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    return HttpExporter(endpoint=otlp_http_url(endpoint) if endpoint is not None else None)
+    return HttpExporter(endpoint and endpoint.rstrip("/") + OTLP_HTTP_TRACES_PATH)
