@@ -260,9 +260,9 @@ def parse_key(line: str) -> Key | None:
     if not text or text.startswith("#"):
         return None
     options: dict[str, Any] = {}
-    while (last := text.split()[-1]) != text and "=" in last and last.partition("=")[0] in _OPTIONS:
+    while (last := text.split()[-1]) != text and "=" in last and last.partition("=")[0] in KEY_OPTIONS:
         name, _, value = last.partition("=")
-        field, parse = _OPTIONS[name]
+        field, parse, *_ = KEY_OPTIONS[name]
         options[field] = parse(name, value)
         text = text.removesuffix(last).rstrip()
     tenant, colon, secret = (part.strip() for part in text.partition(":"))
@@ -314,12 +314,23 @@ def _urgency(name: str, text: str) -> int:
     return int(text)
 
 
-_OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
-    "expires": ("expires", _timestamp),
-    "models": ("models", _names),
-    "maxInFlight": ("max_in_flight", _positive),
-    "requestsPerMinute": ("requests_per_minute", _positive),
-    "tokensPerMinute": ("tokens_per_minute", _positive),
-    "urgency": ("urgency", _urgency),
+KEY_OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, str], Any], str, str]]] = {
+    "expires": ("expires", _timestamp, "TIME", "when the key expires, such as 2027-01-31 (UTC)"),
+    "models": ("models", _names, "NAME[,NAME]", "the only models that the key may use"),
+    "maxInFlight": ("max_in_flight", _positive, "NUMBER", "maximum number of its requests in flight"),
+    "requestsPerMinute": (
+        "requests_per_minute",
+        _positive,
+        "NUMBER",
+        "maximum number of its requests per minute",
+    ),
+    "tokensPerMinute": (
+        "tokens_per_minute",
+        _positive,
+        "NUMBER",
+        "tokens of prompts and answers per minute after which its requests are refused",
+    ),
+    "urgency": ("urgency", _urgency, "NUMBER", "the highest priority that it may request, from 0 to 7"),
 }
-"""The options of a line: the field of `Key`, and the function that parses the value. It raises ValueError."""
+"""The options of a line: the field of `Key`, the function that parses the value, and its placeholder and description in
+the help of `dps keys`. The function raises ValueError."""
