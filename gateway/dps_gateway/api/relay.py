@@ -118,13 +118,10 @@ class Relay:
         response = call.response or web.StreamResponse(status=answer.status, headers=client_headers(answer))
         if call.response is None:
             await call.start(response)
-        ready, closing = events.feed(answer.first)
-        await self._remember(events.usage)
-        await self._write(ready)
         commit = asyncio.ensure_future(self._commit())
         try:
             try:
-                last = await self._forward_events(events, closing)
+                last = await self._forward_events(events)
             except UpstreamBroken as error:
                 log.warning("request %s: %s", call.request_id, error)
                 self._count_failure(error)
@@ -144,14 +141,17 @@ class Relay:
         await call.finish(last)
         return response
 
-    async def _forward_events(self, events: EventRelay, closing: bytes) -> bytes:
-        """Forward all events but the closing one, which is returned.
+    async def _forward_events(self, events: EventRelay) -> bytes:
+        """Forward all events of the answer but the closing one, which is returned.
 
         Raises UpstreamBroken if the stream ends without a closing event. If the engine closes the connection after
         the closing event, or does not stop sending, the answer is complete.
         """
         pool, replica = self._dispatch.pool, self._dispatch.replica
+        ready, closing = events.feed(self._dispatch.answer.first)
+        await self._remember(events.usage)
         remembered = not self._stores or events.usage is not None
+        await self._write(ready)
         try:
             _check(events)
             async for chunk in self._dispatch.answer.rest():
@@ -209,7 +209,16 @@ class Relay:
                 return self._complete(continuation, before.usage)
             await dispatch.rest(error, body)
             events = EventRelay(self._endpoint, self._added.keys())
-            last = await self._forward_rest(continuation, events)
+            self._describe_placement()
+            if not self._answers or not dispatch.answer.streams:
+                raise _no_stream(dispatch.answer)
+            self._continuation = continuation
+            try:
+                last = await self._forward_events(events)
+            except UpstreamBroken as second:
+                self._count_failure(second)
+                dispatch.record_end(second)
+                raise
             outcome = "continued"
             usage = events.usage
             return continuation.usage(usage) if usage is not None else None, last
@@ -256,25 +265,6 @@ class Relay:
         wanted = isinstance(options, dict) and options.get("include_usage")
         shown = usage if wanted and not continuation.received.usage_sent else None
         return usage, continuation.endpoint.ending(continuation.received, shown)
-
-    async def _forward_rest(self, continuation: Continuation, events: EventRelay) -> bytes:
-        """Forward the answer of the other engine, except for the closing event, which is returned.
-
-        Raises UpstreamFailed if the answer is no stream, and UpstreamBroken.
-        """
-        self._describe_placement()
-        answer = self._dispatch.answer
-        if not self._answers or not answer.streams:
-            raise _no_stream(answer)
-        self._continuation = continuation
-        try:
-            ready, closing = events.feed(answer.first)
-            await self._write(ready)
-            return await self._forward_events(events, closing)
-        except UpstreamBroken as error:
-            self._count_failure(error)
-            self._dispatch.record_end(error)
-            raise
 
     async def _commit(self) -> None:
         if self._call.turn is not None and self._answers:
