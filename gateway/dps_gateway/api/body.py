@@ -1,4 +1,4 @@
-"""The JSON bodies of requests: parses them, and encodes them for the engine."""
+"""The JSON bodies of requests: parses them, resolves the model that they name, and encodes them for the engine."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,7 +7,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import orjson
 
-from dps_gateway.api.errors import BadRequest
+from dps_gateway.api.errors import BadRequest, Problem, Refused
+from dps_gateway.config import Model
 
 MAX_VALUES: Final = 2_000_000
 """Approximate maximum number of values in a JSON body, among them token ids. A value that takes three bytes in the body
@@ -15,6 +16,9 @@ can take a hundred in memory, and parsing blocks the event loop."""
 
 LONG_BODY_BYTES: Final = 256 * 1024
 """Rendering the chat of a body of this size can take more than 10 ms."""
+
+_SERVED: Final = "default"
+"""SGLang's name for the model that it serves, which its clients may send."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,3 +84,40 @@ async def in_thread_if_large(body: bytes, work: Callable[P, T], *args: P.args, *
     if len(body) < LONG_BODY_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def resolve_model(model: Model, body: Body) -> Body:
+    """A request with its alias replaced. Raises Refused.
+
+    A request without the field `model` is for the served model. In SGLang, the name `MODEL:ADAPTER` selects a LoRA
+    adapter.
+    """
+    asked = body.fields.get("model")
+    if not asked or (name := served_name(model, asked)) == asked:
+        return body
+    return body.with_fields({"model": name})
+
+
+def served_name(model: Model, asked: Any) -> Any:
+    """The name by which an engine selects the model that a client has `asked` for. Raises Refused."""
+    name = asked
+    if isinstance(asked, str):
+        aliases = {_SERVED: model.name} | model.aliases
+        base, colon, adapter = asked.partition(":")
+        if asked in aliases:
+            name = aliases[asked]
+        elif base in aliases:  # an adapter of an alias
+            name = f"{aliases[base]}{colon}{adapter}"
+    if not is_served(model, name):
+        served = ", ".join([model.name, *sorted(model.aliases)])
+        raise Refused(
+            Problem.MODEL_NOT_FOUND, f"the model '{asked}' is not served; the served models are {served}"
+        )
+    return name
+
+
+def is_served(model: Model, name: Any) -> bool:
+    """Whether requests may use this name; aliases must already be resolved."""
+    if not model.strict:
+        return True
+    return isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))

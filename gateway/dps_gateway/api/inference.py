@@ -10,12 +10,11 @@ from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
-from dps_gateway.api.body import Body, in_thread_if_large
+from dps_gateway.api.body import Body, in_thread_if_large, resolve_model
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, find_stored_response, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
-from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
 from dps_gateway.prompt.cache_identity import CacheSalt

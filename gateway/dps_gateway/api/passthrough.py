@@ -11,14 +11,14 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import hdrs, web
 
-from dps_gateway.api import models
-from dps_gateway.api.body import Body, in_thread_if_large
+from dps_gateway.api.body import Body, in_thread_if_large, is_served, resolve_model, served_name
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import Dispatch, find_stored_response, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
 from dps_gateway.api.errors import BadRequest, Problem, Refused, error_event
 from dps_gateway.api.relay import client_headers, send_complete
+from dps_gateway.config import Model
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
@@ -51,6 +51,11 @@ _CACHES_PROMPTS: Final = frozenset(
 
 _WITHOUT_SCHEDULER: Final = frozenset({"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"})
 """The relayed endpoints with bodies that the engine's HTTP server answers itself."""
+
+_MODELS_PATH: Final = "/v1/models"
+
+_VLLM: Final = "vllm"
+"""The owner that vLLM states for its models."""
 
 _INFO_PATH: Final = "/server_info"
 
@@ -203,14 +208,15 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
     def permitted(name: str) -> bool:
         return limited is None or name in limited
 
-    if path == models.PATH:
-        return target, lambda contents: models.model_list(model, contents, permitted)
-    if (asked := models.requested_model(path)) is None:
+    if path == _MODELS_PATH:
+        return target, lambda contents: _model_list(model, contents, permitted)
+    root, _, asked = path.partition(f"{_MODELS_PATH}/")
+    if root or not asked:
         return target, None
-    name = models.served_name(model, asked)
+    name = served_name(model, asked)
     if key is not None:
         key.check_models({"model": name}, model.name)
-    return models.PATH, lambda contents: models.model_card(model, contents, asked, name, permitted)
+    return _MODELS_PATH, lambda contents: _model_card(model, contents, asked, name, permitted)
 
 
 async def _checked_model(call: Call, body: bytes) -> bytes:
@@ -223,10 +229,72 @@ async def _checked_model(call: Call, body: bytes) -> bytes:
     limited = key is not None and key.models is not None
     if not limited and call.request.content_type != "application/json":
         return body
-    parsed = models.resolve_model(model, await in_thread_if_large(body, Body.parse, body))
+    parsed = resolve_model(model, await in_thread_if_large(body, Body.parse, body))
     if key is not None:
         key.check_models(parsed.fields, model.name)
     return await in_thread_if_large(body, parsed.encode)
+
+
+def _model_list(model: Model, contents: Sequence[bytes], permitted: Callable[[str], bool]) -> bytes:
+    """The list for a client: what all engines list, with names that requests may use, and the aliases.
+
+    `contents` are the lists of at least one engine. `permitted` returns whether the client's API key may use the model
+    of this name. Raises ValueError if one of `contents` is not a list of models.
+    """
+    listing, cards = _common_models(model, contents)
+    cards |= {alias: cards[name] | {"id": alias} for alias, name in model.aliases.items() if name in cards}
+    data = [card for name, card in cards.items() if permitted(model.aliases.get(name, name))]
+    return orjson.dumps(listing | {"data": data})
+
+
+def _model_card(
+    model: Model, contents: Sequence[bytes], asked: str, name: str, permitted: Callable[[str], bool]
+) -> bytes:
+    """The entry for the model that a client has `asked` for, and whose name in requests is `name`.
+
+    `contents` and `permitted` are described at `_model_list`. Raises Refused if one of the engines does not list
+    the model, and ValueError if one of `contents` is not a list of models.
+    """
+    _, cards = _common_models(model, contents)
+    if name not in cards:
+        served = ", ".join(filter(permitted, cards))
+        raise Refused(
+            Problem.MODEL_NOT_FOUND, f"the model '{asked}' is not served; the served models are {served}"
+        )
+    return orjson.dumps(cards[name] | {"id": asked})
+
+
+def _common_models(
+    model: Model, contents: Sequence[bytes]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The first engine's list, and those of its entries that all engines have. See `_listed_models`."""
+    (listing, cards), *others = [_listed_models(model, content) for content in contents]
+    return listing, {name: card for name, card in cards.items() if all(name in each for _, each in others)}
+
+
+def _listed_models(model: Model, content: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """An engine's list, and its entries by their names in requests. Raises ValueError.
+
+    SGLang and vLLM list a LoRA adapter by its own name, with the model's name as its `parent`. In requests, SGLang
+    expects `MODEL:ADAPTER`, and answers requests for the adapter's own name with the base model. vLLM expects the
+    adapter's own name.
+    """
+    listing = orjson.loads(content)
+    entries = listing.get("data") if isinstance(listing, dict) else None
+    if not isinstance(entries, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("id"), str) for each in entries
+    ):
+        raise ValueError("the engine's answer is not a list of models")
+    cards = {}
+    base = next((each for each in entries if not each.get("parent")), None)
+    if base is not None:  # the engine may serve the model under another name
+        cards[model.name] = base | {"id": model.name}
+    for entry in entries:
+        adapter = bool(entry.get("parent")) and entry.get("owned_by") != _VLLM
+        name = f"{model.name}:{entry['id']}" if adapter else entry["id"]
+        if is_served(model, name):
+            cards.setdefault(name, entry | {"id": name})
+    return listing, cards
 
 
 def _public_info(contents: Sequence[bytes]) -> bytes:
