@@ -7,8 +7,8 @@ import pytest
 from multidict import CIMultiDict
 from redis.asyncio import Redis
 
+from dps_gateway.app import receive_config
 from dps_gateway.auth import Unauthorized
-from dps_gateway.background import receive_config
 from dps_gateway.config import ConfigError, ConfigFile, load_config
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime

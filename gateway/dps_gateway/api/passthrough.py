@@ -94,8 +94,8 @@ _INFO_STATE_FIELDS: Final = frozenset({"avg_spec_accept_length", "last_gen_throu
 _ROUTED: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 
 
-def checked_target(raw_path: str, raw_path_and_query: str) -> str:
-    """The request target to forward.
+def _decoded(raw_path: str) -> str:
+    """The path of a request.
 
     Raises Refused for a path that an engine could resolve to another one, and for one that changes the engine.
 
@@ -111,7 +111,7 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
         raise BadRequest(f"write the path as {path}")
     if path.rstrip("/") in _ADMINISTRATIVE:
         raise Refused(Problem.NOT_FOUND, f"there is no endpoint {path}")
-    return raw_path_and_query
+    return path
 
 
 AnswerChange = Callable[[Sequence[bytes]], bytes]
@@ -130,8 +130,7 @@ async def forward(call: Call) -> web.StreamResponse:
         raise Refused(Problem.UPGRADE_REFUSED, "the gateway serves no WebSockets; send the request over HTTP")
     call.decision = decision = Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
     call.authenticate()
-    target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
-    path = unquote(request.rel_url.raw_path)
+    path, target = _decoded(request.rel_url.raw_path), request.rel_url.raw_path_qs
     # Engines refuse HEAD requests. The body is left out when the answer is sent.
     method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
     change: AnswerChange | None = None
