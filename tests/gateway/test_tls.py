@@ -95,11 +95,15 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
 async def test_key_of_another_certificate_is_refused_and_the_previous_one_stays(certificate: Path) -> None:
     config = configuration(certificate)
     async with running(config) as runtime:
-        before = runtime.tls
         certify(certificate.with_name("other.crt"), certificate.with_suffix(".key"))
         with pytest.raises(ConfigError, match=r"listen.tls: .* cannot be used: .*(?i:mismatch)"):
             runtime.apply(config)
-        assert runtime.tls is before
+        async with await asyncio.start_server(
+            lambda reader, writer: writer.close(), "127.0.0.1", port := unused_port(), ssl=runtime.tls
+        ):
+            address = ("127.0.0.1", port)
+            presented = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=30)
+        assert presented.strip() == text(certificate)
 
 
 async def test_engine_with_a_private_certificate_authority(certificate: Path) -> None:
