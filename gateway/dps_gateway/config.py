@@ -1,9 +1,9 @@
 """The gateway's configuration file: its schema, its defaults, and errors that name the key."""
 
+import hashlib
 import os
 import re
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -324,25 +324,6 @@ def read_text(path: Path, key: str = "") -> str:
         raise ConfigError(f"{prefix}{path} is not UTF-8: invalid byte at offset {error.start}") from error
 
 
-def replace_text(path: Path, text: str, mode: int) -> None:
-    """Replace a file, so that a reader sees either the old content or the new. Raises OSError.
-
-    `mode`: the permissions of the new file.
-    """
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:  # also when it is interrupted
-            os.unlink(file.name)
-            raise
-
-
 def read_line(path: Path | None, key: str, what: str) -> str | None:
     """The content of a file that `key` of the configuration names. Raises ConfigError if it is not a single line."""
     if path is None:
@@ -356,3 +337,69 @@ def read_line(path: Path | None, key: str, what: str) -> str | None:
 def current_redis_url(session: Session) -> str | None:
     """The URL of Redis; None without Redis. Raises ConfigError if the file with the URL cannot be used."""
     return read_line(session.redis_url_file, "session.redisUrlFile", "URL") or session.redis_url
+
+
+def _named_files(config: GatewayConfig) -> Iterator[Path]:
+    """The files with keys, tokens and certificates that the configuration names."""
+    listen, pools = config.listen, [config.pools[pool] for pool in Pool]
+    paths = [config.auth.keys_file, config.session.redis_url_file, listen.admin_token_file]
+    paths += [path for pool in pools for path in (pool.api_key_file, pool.ca_file)]
+    if listen.tls is not None:
+        paths += [listen.tls.cert_file, listen.tls.key_file]
+    yield from (path for path in paths if path is not None)
+
+
+class ConfigFile:
+    """The configuration file, or the content of its ConfigMap until the kubelet has updated the file.
+
+    Detects changes in the content of the configuration file and of the files that it names. Modification times are not
+    enough: Kubernetes updates a mounted ConfigMap or Secret by swapping a symbolic link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._newest = ""
+        self._superseded: set[str] = set()
+        self._loaded: dict[Path, str | None] = {}
+        """The digests of the files, as of just before they were last loaded; None for those that could not be read."""
+
+    def load(
+        self, in_effect: Callable[[GatewayConfig], GatewayConfig] = lambda config: config
+    ) -> GatewayConfig:
+        """Load the newest configuration. The caller then loads the files that it names. Raises ConfigError.
+
+        in_effect: returns the configuration that will be used if this one is applied.
+        """
+        self._loaded = {self.path: _digest(self.path)}
+        config = parse_config(self.text(), source=str(self.path))
+        self._loaded |= {path: _digest(path) for path in _named_files(in_effect(config))}
+        return config
+
+    def changed(self) -> bool:
+        """Whether a file has changed since the configuration was last loaded, even if it could not be used.
+
+        A file that cannot be read counts as unchanged, because it may be in the middle of being replaced.
+        """
+        current = ((_digest(path), loaded) for path, loaded in self._loaded.items())
+        return any(digest not in (None, loaded) for digest, loaded in current)
+
+    def receive(self, text: str) -> bool:
+        """Use the ConfigMap's current content. False if it is in use. Raises ConfigError as `text` does."""
+        current = self.text()
+        if text == current:
+            return False
+        self._superseded |= {current, read_text(self.path)}
+        self._newest = text
+        return True
+
+    def text(self) -> str:
+        """The newest content. Raises ConfigError if the file cannot be read."""
+        on_disk = read_text(self.path)
+        return self._newest if on_disk in self._superseded else on_disk
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None

@@ -6,15 +6,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pydantic.alias_generators import to_camel
 
-from dps_gateway.auth import Keys
-from dps_gateway.config import ConfigError, GatewayConfig, PoolConfig, Pools, current_redis_url, read_line
+from dps_gateway.auth import BodyBudget, KeyLimits, Keys
+from dps_gateway.config import (
+    ConfigError,
+    ConfigFile,
+    GatewayConfig,
+    PoolConfig,
+    Pools,
+    TlsFiles,
+    current_redis_url,
+    read_line,
+)
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.limits import BodyBudget, KeyLimits
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.prefixes import CacheSalt
 from dps_gateway.prompt.renderer import PromptRenderer
@@ -28,7 +37,6 @@ from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.recent import Recent
 from dps_gateway.telemetry.tracing import Tracing
-from dps_gateway.tls import ServerTls, certificate_context, trust
 from dps_gateway.turn import Turns
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool
@@ -40,11 +48,15 @@ log = logging.getLogger(__name__)
 FIXED_SECTIONS: Final = ("listen", "model", "telemetry")
 """Sections that are read only when the gateway starts."""
 
-_FIXED_KEYS: Final = {
-    "routing": ("decision_log",),
-    "session": ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records"),
-    "timeouts": ("drain_seconds",),
-}
+_FIXED_KEYS: Final = (
+    "routing.decision_log",
+    "session.redis_url",
+    "session.redis_url_file",
+    "session.scope",
+    "session.redis_timeout_seconds",
+    "session.mirror_records",
+    "timeouts.drain_seconds",
+)
 """Keys of other sections that are read only then."""
 
 
@@ -70,8 +82,8 @@ class _Reloadable:
                 pool: read_line(config.pools[pool].api_key_file, f"pools.{pool}.apiKeyFile", "API key")
                 for pool in Pool
             },
-            trust={pool: trust(config.pools[pool].ca_file, f"pools.{pool}.caFile") for pool in Pool},
-            certificate=certificate_context(config.listen.tls) if config.listen.tls else None,
+            trust={pool: _trust(config.pools[pool].ca_file, f"pools.{pool}.caFile") for pool in Pool},
+            certificate=_certificate(config.listen.tls) if config.listen.tls else None,
             admin_token=read_line(config.listen.admin_token_file, "listen.adminTokenFile", "token"),
             redis_url=current_redis_url(config.session),
             policy=config.routing.build(),
@@ -121,10 +133,13 @@ class Runtime:
         self.bodies = BodyBudget()
         self.draining = False
         self._ready_without_engines = False
-        self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
+        self.tls: ssl.SSLContext | None = None
+        """The context to listen with. Each handshake uses the newest certificate. None if the port has no TLS."""
+        if loaded.certificate is not None:
+            self.tls = _server_context()
+            self.tls.sni_callback = self._use_certificate
         self.key_limits = KeyLimits()
         self.policy = loaded.policy
-        self._started_with = config
         self.configured_at = time.time()
         """When the configuration in use was loaded, in seconds since the Unix epoch."""
         self.config_error: str | None = None
@@ -134,10 +149,11 @@ class Runtime:
     def in_effect(self, config: GatewayConfig) -> GatewayConfig:
         """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
         in_use = self.config
-        changes: dict[str, object] = {name: getattr(in_use, name) for name in (*FIXED_SECTIONS, "config_map")}
-        for section, names in _FIXED_KEYS.items():
-            values = {name: getattr(getattr(in_use, section), name) for name in names}
-            changes[section] = getattr(config, section).model_copy(update=values)
+        changes: dict[str, Any] = {name: getattr(in_use, name) for name in (*FIXED_SECTIONS, "config_map")}
+        for key in _FIXED_KEYS:
+            section, _, name = key.partition(".")
+            reloaded = changes.get(section, getattr(config, section))
+            changes[section] = reloaded.model_copy(update={name: attrgetter(key)(in_use)})
         pools = {pool.value: _located(config.pools[pool], in_use.pools[pool]) for pool in Pool}
         return config.model_copy(update={**changes, "pools": Pools(**pools)})
 
@@ -150,21 +166,20 @@ class Runtime:
         if self.redis is not None and loaded.redis_url is not None and loaded.redis_url != self._redis_url:
             self.redis.use(_client(config, loaded.redis_url))
             self._redis_url = loaded.redis_url
-        started, current = _read_at_start(self._started_with), _read_at_start(config)
-        for key, value in current.items():
-            if value != started[key]:
-                log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
+        for key in (*FIXED_SECTIONS, "config_map", *(f"pools.{pool}.service" for pool in Pool), *_FIXED_KEYS):
+            if attrgetter(key)(config) != attrgetter(key)(self.config):
+                name = ".".join(map(to_camel, key.split(".")))
+                log.warning("'%s' has changed; the change takes effect when the gateway restarts", name)
         previous = self.config.routing.model_copy(update={"suspended": config.routing.suspended})
         config = self.in_effect(config)
         if config.routing != previous:  # otherwise, keep what a learning policy has learned
             self.policy = loaded.policy
-        if self.tls is not None and loaded.certificate is not None:
-            self.tls.apply(loaded.certificate)
         self._use(config, loaded)
 
     def _use(self, config: GatewayConfig, loaded: _Reloadable) -> None:
-        """Use a configuration at the start or after a reload, except for the policy and the certificate."""
+        """Use a configuration at the start or after a reload, except for the policy."""
         self.config = config
+        self._certificate = loaded.certificate
         self.keys = loaded.keys
         self.admin_token = loaded.admin_token
         """The token that requests for sessions on the admin port must contain, or None if they are not protected."""
@@ -185,6 +200,29 @@ class Runtime:
             )
             if endpoints := config.pools[name].endpoints:  # those of a Service come from discovery
                 pool.set_endpoints(endpoints)
+
+    def reload(self, source: ConfigFile) -> bool:
+        """Load and apply the configuration. If it is invalid, keep the current configuration and return False."""
+        try:
+            self.apply(source.load(self.in_effect))
+        except ConfigError as error:
+            log.error("configuration not reloaded, the previous one stays in use: %s", error)
+            self.metrics.config_reloads.labels("refused").inc()
+            self.metrics.config_valid.set(0)
+            self.config_error = str(error)
+            return False
+        log.info("configuration reloaded")
+        self.metrics.config_reloads.labels("applied").inc()
+        self.metrics.config_valid.set(1)
+        self.configured_at, self.config_error = time.time(), None
+        return True
+
+    def _use_certificate(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, server_name: str | None, context: ssl.SSLContext
+    ) -> None:
+        """Use the newest certificate. OpenSSL calls this for every handshake, also for those without a server name."""
+        if self._certificate is not None:
+            connection.context = self._certificate
 
     @property
     def ready(self) -> bool:
@@ -246,20 +284,6 @@ def _located(pool: PoolConfig, in_use: PoolConfig) -> PoolConfig:
     return pool.model_copy(update={"endpoints": in_use.endpoints, "service": in_use.service})
 
 
-def _read_at_start(config: GatewayConfig) -> dict[str, object]:
-    """The values that a reload does not apply, by their keys."""
-    return {
-        **{section: getattr(config, section) for section in FIXED_SECTIONS},
-        "configMap": config.config_map,
-        **{f"pools.{name}.service": config.pools[name].service for name in Pool},
-        **{
-            f"{section}.{to_camel(name)}": getattr(getattr(config, section), name)
-            for section, names in _FIXED_KEYS.items()
-            for name in names
-        },
-    }
-
-
 _scope = lru_cache(maxsize=1024)(Scope.of)
 
 
@@ -273,3 +297,40 @@ def _client(config: GatewayConfig, url: str) -> Client:
 
 def _json_log(path: Path | None, name: str, on_dropped: Callable[[int], None]) -> JsonLog | None:
     return None if path is None else JsonLog(path, on_dropped, name=name)
+
+
+def _certificate(files: TlsFiles) -> ssl.SSLContext:
+    """A context with the certificate. Raises ConfigError if it cannot be used."""
+    context = _server_context()
+    try:
+        context.load_cert_chain(files.cert_file, files.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"listen.tls: the certificate {files.cert_file} and the key {files.key_file} cannot be used: "
+            f"{_reason(error)}"
+        ) from error
+    return context
+
+
+def _trust(ca_file: Path | None, key: str) -> ssl.SSLContext | bool:
+    """The `ssl` argument for requests to servers with certificates from these authorities; True for the system's.
+
+    `key` of the configuration names the file. Raises ConfigError if it cannot be used.
+    """
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{key}: the certificates in {ca_file} cannot be used: {_reason(error)}") from error
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from dps_gateway.api.call import urgency_of
+from dps_gateway.auth import Key
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull, SlotRequest
 from tests.gateway.engine_pool import PoolPair
@@ -98,7 +99,7 @@ async def test_urgent_requests_are_served_first_and_displace_others() -> None:
 def test_urgency_is_that_of_the_header_as_far_as_the_key_permits(
     sent: list[str], permitted: int | None, urgency: int
 ) -> None:
-    assert urgency_of(sent, permitted) == urgency
+    assert urgency_of(sent, Key("tenant", b"", urgency=permitted)) == urgency
 
 
 async def test_waits_for_the_first_replica_and_for_a_free_one_have_one_time_limit_together() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dps_gateway.background import supervise
+from dps_gateway.app import supervise
 from dps_gateway.telemetry.metrics import Metrics
 
 

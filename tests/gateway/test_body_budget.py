@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps_gateway.auth import BodyBudget
 from dps_gateway.config import Limits
-from dps_gateway.limits import BodyBudget
 
 LIMIT, ONE_BODY = 100, 10
 MANY = 1000

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from dps_gateway.api import continuation
 from dps_gateway.api.continuation import Continuation, Recorder
 from dps_gateway.api.endpoints.base import DeliveredText, NotContinuable, TextEndpoint
-from dps_gateway.api.endpoints.chat import CHAT
-from dps_gateway.api.endpoints.completions import COMPLETIONS
 from dps_gateway.api.endpoints.generate import GENERATE
+from dps_gateway.api.endpoints.openai import CHAT, COMPLETIONS
 from dps_gateway.engine.usage import Usage
 
 HELLO = {"role": "user", "content": "hello"}

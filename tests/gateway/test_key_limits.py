@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.auth import Key
-from dps_gateway.limits import KeyBusy, KeyExhausted, KeyLimits
+from dps_gateway.auth import Key, KeyBusy, KeyExhausted, KeyLimits
 from dps_testkit.clock import ManualClock
 
 MINUTE = 60.0

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from dps_gateway.api.listener import listening_sockets
+from dps_gateway.app import listening_sockets
 
 LONGEST = 2**31 - 1
 

@@ -10,18 +10,15 @@ from aiohttp import web
 from dps_gateway.api.endpoints import errors_of
 from dps_gateway.api.errors import (
     BadRequest,
-    BodyTooLarge,
-    DeadlineExceeded,
-    ModelNotFound,
-    Suspended,
+    Problem,
+    Refused,
     codes_by_status,
     error_response,
 )
 from dps_gateway.api.openapi import METHODS, description
 from dps_gateway.api.public import public_app
-from dps_gateway.auth import Unauthorized
+from dps_gateway.auth import KeyBusy, KeyExhausted, Unauthorized
 from dps_gateway.config import GatewayConfig
-from dps_gateway.limits import KeyBusy, KeyExhausted
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import PoolEmpty
 from dps_gateway.upstream.exchange import Rejection, UpstreamFailed
@@ -39,13 +36,13 @@ REST = "/v1/{rest}"
 ERRORS = [
     BadRequest("the body must be a JSON object"),
     Unauthorized("the API key is not valid"),
-    ModelNotFound("the model 'x' is not served"),
-    BodyTooLarge("the request is too large"),
+    Refused(Problem.MODEL_NOT_FOUND, "the model 'x' is not served"),
+    Refused(Problem.BODY_TOO_LARGE, "the request is too large"),
     KeyBusy("the API key has 8 requests in flight"),
     KeyExhausted("60 requests", 30),
     PoolEmpty("no engine is ready"),
-    Suspended("the engines are stopped"),
-    DeadlineExceeded("no engine answered within 1 s"),
+    Refused(Problem.SUSPENDED, "the engines are stopped"),
+    Refused(Problem.DEADLINE_EXCEEDED, "no engine answered within 1 s"),
     UpstreamFailed("connect", "the engine cannot be reached"),
     UpstreamFailed("status_429", "the engine answered 429", Rejection(429, b"slow down", None)),
     UpstreamFailed(

@@ -7,10 +7,10 @@ import pytest
 from multidict import CIMultiDict
 from redis.asyncio import Redis
 
+from dps_gateway.app import receive_config
 from dps_gateway.auth import Unauthorized
-from dps_gateway.config import ConfigError, load_config
+from dps_gateway.config import ConfigError, ConfigFile, load_config
 from dps_gateway.pool import Pool
-from dps_gateway.reload import ConfigFile, receive_config, reload_config
 from dps_gateway.runtime import Runtime
 from dps_testkit.tokenizers import shared_tokenizer
 
@@ -62,7 +62,7 @@ async def test_new_content_of_the_keys_file_replaces_the_keys(source: ConfigFile
     assert not source.changed()
     write("keys", "team:sk-new")
     assert source.changed()
-    assert reload_config(source, runtime)
+    assert runtime.reload(source)
     assert tenant(runtime, "sk-new") == "team"
     with pytest.raises(Unauthorized):
         tenant(runtime, "sk-old")
@@ -75,7 +75,7 @@ async def test_new_content_of_an_api_key_file_replaces_the_engines_key(
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
     write("engine-key", "engine-new")
     assert source.changed()
-    assert reload_config(source, runtime)
+    assert runtime.reload(source)
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
 
 
@@ -112,21 +112,21 @@ async def test_refused_configuration_is_applied_once_its_file_is_valid(
         write("keys", "no colon")
     write("gateway.yaml", CONFIG.replace("keysFile: keys", f"keysFile: {name}"))
     assert source.changed()
-    assert not reload_config(source, runtime)
+    assert not runtime.reload(source)
     assert not source.changed()
     write(name, "team:sk-new")
     assert source.changed()
-    assert reload_config(source, runtime)
+    assert runtime.reload(source)
     assert tenant(runtime, "sk-new") == "team"
     assert not source.changed()
 
 
 async def test_invalid_utf8_is_refused_and_the_next_valid_file_applied(file: Path, runtime: Runtime) -> None:
     write("gateway.yaml", b"\xff" + CONFIG.encode())
-    assert not reload_config(ConfigFile(file), runtime)
+    assert not runtime.reload(ConfigFile(file))
     assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 0
     write("gateway.yaml", CONFIG + "routing: {thresholdTokens: 7}")
-    assert reload_config(ConfigFile(file), runtime)
+    assert runtime.reload(ConfigFile(file))
     assert runtime.config.routing.threshold_tokens == 7
     assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 1
 
@@ -146,7 +146,7 @@ async def test_change_that_needs_a_restart_is_logged(
     file: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     write("gateway.yaml", CONFIG + "session: {redisUrl: 'redis://127.0.0.1:1'}\ntimeouts: {drainSeconds: 7}")
-    assert reload_config(ConfigFile(file), runtime)
+    assert runtime.reload(ConfigFile(file))
     logged = [record.getMessage() for record in caplog.records]
     for key in ("session.redisUrl", "timeouts.drainSeconds"):
         assert f"'{key}' has changed; the change takes effect when the gateway restarts" in logged
@@ -154,7 +154,7 @@ async def test_change_that_needs_a_restart_is_logged(
 
 async def test_new_endpoints_are_reloaded(source: ConfigFile, runtime: Runtime) -> None:
     write("gateway.yaml", CONFIG.replace("127.0.0.1:1", "127.0.0.1:2"))
-    assert reload_config(source, runtime)
+    assert runtime.reload(source)
     assert [list(pool.replicas) for pool in runtime.pools.values()] == [["http://127.0.0.1:2"]] * 2
     assert runtime.config.pools.greedy.endpoints == ("http://127.0.0.1:2",)
 
@@ -164,7 +164,7 @@ async def test_reload_keeps_the_replicas_of_a_service(file: Path) -> None:
     write("gateway.yaml", CONFIG.replace("{endpoints: ['http://127.0.0.1:1']}", service))
     runtime = Runtime(load_config(file), shared_tokenizer())
     runtime.pools[Pool.GREEDY].set_endpoints(["http://found"])
-    assert reload_config(ConfigFile(file), runtime)
+    assert runtime.reload(ConfigFile(file))
     assert list(runtime.pools[Pool.GREEDY].replicas) == ["http://found"]
     await runtime.close()
 
@@ -176,15 +176,15 @@ async def test_new_content_of_the_file_with_the_redis_url_is_used(file: Path) ->
     runtime = Runtime(source.load(), shared_tokenizer())
     assert runtime.redis is not None
     before = runtime.redis.client
-    assert reload_config(source, runtime)
+    assert runtime.reload(source)
     assert runtime.redis.client is before
     write("redis-url", "redis://:new@127.0.0.1:2/0")
     assert source.changed()
-    assert reload_config(source, runtime)
+    assert runtime.reload(source)
     assert isinstance(runtime.redis.client, Redis)
     assert runtime.redis.client.connection_pool.connection_kwargs["password"] == "new"
     write("redis-url", "http://127.0.0.1:2")
-    assert not reload_config(ConfigFile(file), runtime)
+    assert not runtime.reload(ConfigFile(file))
     await runtime.close()
 
 
@@ -198,7 +198,7 @@ async def test_content_of_the_config_map_is_used_until_the_kubelet_updates_the_f
     source = ConfigFile(file)
 
     def threshold_after(reload: bool = True) -> int | None:
-        assert not reload or reload_config(source, runtime)
+        assert not reload or runtime.reload(source)
         return runtime.config.routing.threshold_tokens
 
     receive_config(with_threshold(2), source, runtime)

@@ -15,8 +15,7 @@ from aiohttp.test_utils import TestServer, unused_port
 
 from dps_gateway.api.public import public_app
 from dps_gateway.app import serve
-from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.reload import ConfigFile
+from dps_gateway.config import ConfigError, ConfigFile, GatewayConfig
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.redis import connect
 from dps_testkit.certificates import certify
@@ -67,7 +66,7 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
     async with running(config) as runtime, TestServer(public_app(runtime), host="127.0.0.1") as plain:
         assert runtime.tls is not None
         assert plain.runner is not None
-        site = web.TCPSite(plain.runner, "127.0.0.1", port := unused_port(), ssl_context=runtime.tls.context)
+        site = web.TCPSite(plain.runner, "127.0.0.1", port := unused_port(), ssl_context=runtime.tls)
         await site.start()
 
         async def presented() -> str:
@@ -96,11 +95,15 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
 async def test_key_of_another_certificate_is_refused_and_the_previous_one_stays(certificate: Path) -> None:
     config = configuration(certificate)
     async with running(config) as runtime:
-        before = runtime.tls
         certify(certificate.with_name("other.crt"), certificate.with_suffix(".key"))
         with pytest.raises(ConfigError, match=r"listen.tls: .* cannot be used: .*(?i:mismatch)"):
             runtime.apply(config)
-        assert runtime.tls is before
+        async with await asyncio.start_server(
+            lambda reader, writer: writer.close(), "127.0.0.1", port := unused_port(), ssl=runtime.tls
+        ):
+            address = ("127.0.0.1", port)
+            presented = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=30)
+        assert presented.strip() == text(certificate)
 
 
 async def test_engine_with_a_private_certificate_authority(certificate: Path) -> None:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from dps_gateway.api.body import Body
 from dps_gateway.api.endpoints.base import Endpoint
-from dps_gateway.api.endpoints.chat import CHAT
 from dps_gateway.api.endpoints.generate import GENERATE
 from dps_gateway.api.endpoints.messages import MESSAGES
-from dps_gateway.api.endpoints.openai import DRAFTS_FIELD, SOURCES_FIELD, USAGE_FIELD, without_details
+from dps_gateway.api.endpoints.openai import CHAT, DRAFTS_FIELD, SOURCES_FIELD, USAGE_FIELD, without_details
 from dps_gateway.api.endpoints.responses import RESPONSES
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.engine.usage import Usage

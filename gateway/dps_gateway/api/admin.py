@@ -14,9 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from dps_gateway.api.call import RUNTIME
-from dps_gateway.api.page import live, page_file, records, what_if
-from dps_gateway.api.state import pool_document
-from dps_gateway.pool import Pool
+from dps_gateway.api.page import live, page_file, pool_document, records, what_if
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import SessionId
 from dps_gateway.session.redis import StoreUnavailable
@@ -73,8 +71,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _pools(request: web.Request) -> web.Response:
-    runtime = request.app[RUNTIME]
-    return _json({name.value: pool_document(runtime, name) for name in Pool})
+    return _json({name.value: pool_document(pool) for name, pool in request.app[RUNTIME].pools.items()})
 
 
 async def _config(request: web.Request) -> web.Response:

@@ -1,19 +1,14 @@
-"""Reads the bodies of requests, parses their JSON, and encodes it for the engine."""
+"""The JSON bodies of requests: parses them, resolves the model that they name, and encodes them for the engine."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-import aiohttp
 import orjson
-from aiohttp import web
 
-from dps_gateway.api.errors import BadRequest, BodyTooLarge, BodyTooSlow
-from dps_gateway.config import GatewayConfig
-
-BODY_GRACE_SECONDS: Final = 30.0
-"""Time after which the body of a request must arrive at the minimum rate."""
+from dps_gateway.api.errors import BadRequest, Problem, Refused
+from dps_gateway.config import Model
 
 MAX_VALUES: Final = 2_000_000
 """Approximate maximum number of values in a JSON body, among them token ids. A value that takes three bytes in the body
@@ -21,6 +16,9 @@ can take a hundred in memory, and parsing blocks the event loop."""
 
 LONG_BODY_BYTES: Final = 256 * 1024
 """Rendering the chat of a body of this size can take more than 10 ms."""
+
+_SERVED: Final = "default"
+"""SGLang's name for the model that it serves, which its clients may send."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,39 +86,38 @@ async def in_thread_if_large(body: bytes, work: Callable[P, T], *args: P.args, *
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
-async def read_body(request: web.Request, config: GatewayConfig, reserve: Callable[[int], None]) -> bytes:
-    """The body of the request, decompressed. `reserve` is called with the size of each part before it is kept.
+def resolve_model(model: Model, body: Body) -> Body:
+    """A request with its alias replaced. Raises Refused.
 
-    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, BodyTooSlow if it takes longer than timeouts.bodySeconds or,
-    after BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average, and BadRequest.
+    A request without the field `model` is for the served model. In SGLang, the name `MODEL:ADAPTER` selects a LoRA
+    adapter.
     """
-    max_bytes, rate = config.limits.max_body_bytes, config.limits.min_body_bytes_per_second
-    body_seconds, began = config.timeouts.body_seconds, asyncio.get_running_loop().time()
+    asked = body.fields.get("model")
+    if not asked or (name := served_name(model, asked)) == asked:
+        return body
+    return body.with_fields({"model": name})
 
-    def ends(size: int) -> float:
-        seconds = BODY_GRACE_SECONDS + size / rate if rate else body_seconds
-        return began + min(body_seconds, seconds)
 
-    too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
-    if (request.content_length or 0) > max_bytes:
-        raise too_large
-    chunks, size = [], 0
-    has_arrived = request.content.is_eof()  # most bodies have arrived with the head and need no timer
-    try:
-        async with asyncio.timeout_at(None if has_arrived else ends(0)) as limit:
-            while chunk := await request.content.readany():
-                size += len(chunk)
-                if size > max_bytes:
-                    raise too_large
-                reserve(len(chunk))
-                chunks.append(chunk)
-                if not has_arrived:
-                    limit.reschedule(ends(size))
-    except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
-        raise BadRequest("the request body is incomplete or cannot be decompressed") from error
-    except TimeoutError as error:
-        seconds = asyncio.get_running_loop().time() - began
-        raise BodyTooSlow(
-            f"the body was incomplete after {seconds:.3g} s (timeouts.bodySeconds or limits.minBodyBytesPerSecond)"
-        ) from error
-    return b"".join(chunks)
+def served_name(model: Model, asked: Any) -> Any:
+    """The name by which an engine selects the model that a client has `asked` for. Raises Refused."""
+    name = asked
+    if isinstance(asked, str):
+        aliases = {_SERVED: model.name} | model.aliases
+        base, colon, adapter = asked.partition(":")
+        if asked in aliases:
+            name = aliases[asked]
+        elif base in aliases:  # an adapter of an alias
+            name = f"{aliases[base]}{colon}{adapter}"
+    if not is_served(model, name):
+        served = ", ".join([model.name, *sorted(model.aliases)])
+        raise Refused(
+            Problem.MODEL_NOT_FOUND, f"the model '{asked}' is not served; the served models are {served}"
+        )
+    return name
+
+
+def is_served(model: Model, name: Any) -> bool:
+    """Whether requests may use this name; aliases must already be resolved."""
+    if not model.strict:
+        return True
+    return isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))

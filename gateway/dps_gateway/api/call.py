@@ -5,23 +5,22 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import aiohttp
 from aiohttp import hdrs, web
 from opentelemetry.trace import Span
 
-from dps_gateway.api.body import Body, read_body
+from dps_gateway.api.body import Body
 from dps_gateway.api.endpoints import errors_of
 from dps_gateway.api.errors import (
     BadRequest,
-    DeadlineExceeded,
-    GatewayFull,
     OpenAIErrors,
-    UnsupportedEncoding,
-    error_response,
+    Problem,
+    Refused,
 )
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.sse import EventRelay
@@ -32,7 +31,6 @@ from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.growth import History
 from dps_gateway.session.record import StoredResponse
-from dps_gateway.telemetry.tracing import end_server_span
 from dps_gateway.turn import MeasuredTurn
 from dps_gateway.upstream.exchange import DECODED
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
@@ -43,6 +41,9 @@ RUNTIME: Final = web.AppKey("runtime", Runtime)
 
 CLIENT_CLOSED_REQUEST: Final = 499
 """The status in metrics and spans of a request whose client disconnected before the answer was complete."""
+
+BODY_GRACE_SECONDS: Final = 30.0
+"""Time after which the body of a request must arrive at the minimum rate."""
 
 MAX_REQUEST_ID_CHARS: Final = 255
 
@@ -76,6 +77,8 @@ class Call:
     """The time that the client allows for the whole request, in seconds, or None."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
+    tenant: str = ""
+    """The tenant of that key; the empty string if no keys are configured."""
     body: Body = field(default_factory=lambda: Body(b"{}", {}))
     """The request's JSON object; empty if the endpoint is not routed."""
     stored: StoredResponse | None = None
@@ -128,30 +131,73 @@ class Call:
         """Check the client's API key, and count the request for it. Raises Unauthorized, KeyBusy and KeyExhausted."""
         if self.runtime.keys is not None:
             self.key = self.runtime.keys.key(self.request.headers)
+            self.tenant = self.key.tenant
             self.runtime.key_limits.enter(self.key)
             self._entered = True
 
     async def read(self) -> bytes:
-        """The request's body, which counts as buffered until the call has ended.
+        """The request's body, decompressed, which counts as buffered until the call has ended.
 
-        Raises BodyTooLarge, BodyTooSlow, BadRequest, UnsupportedEncoding, and GatewayFull if there is no room for it.
+        Raises Refused if its encoding is unknown, if it exceeds limits.maxBodyBytes, if it takes longer than
+        timeouts.bodySeconds or, after BODY_GRACE_SECONDS, arrives at less than limits.minBodyBytesPerSecond on average,
+        if it is incomplete, and if there is no room for it.
         """
-        encoding = self.request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
-        if encoding not in (*DECODED, "identity", ""):
-            raise UnsupportedEncoding(f"Content-Encoding must be one of {', '.join(sorted(DECODED))}")
-        return await read_body(self.request, self.runtime.config, self._buffer)
+        request, runtime, loop = self.request, self.runtime, asyncio.get_running_loop()
+        limits, body_seconds = runtime.config.limits, runtime.config.timeouts.body_seconds
+        began, rate = loop.time(), limits.min_body_bytes_per_second
+
+        def ends(size: int) -> float:
+            seconds = BODY_GRACE_SECONDS + size / rate if rate else body_seconds
+            return began + min(body_seconds, seconds)
+
+        if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in (*DECODED, "identity", ""):
+            encodings = ", ".join(sorted(DECODED))
+            raise Refused(Problem.UNSUPPORTED_ENCODING, f"Content-Encoding must be one of {encodings}")
+        self._check_size(request.content_length or 0)
+        chunks = []
+        has_arrived = request.content.is_eof()  # most bodies have arrived with the head and need no timer
+        try:
+            async with asyncio.timeout_at(None if has_arrived else ends(0)) as limit:
+                while chunk := await request.content.readany():
+                    self._check_size(self._buffered + len(chunk))
+                    shared = runtime.has_several_tenants
+                    if not runtime.bodies.reserve(self.tenant, len(chunk), limits, shared=shared):
+                        raise Refused(
+                            Problem.GATEWAY_FULL,
+                            "the gateway has too many request bodies in memory (limits.maxBufferedBytes)",
+                        )
+                    self._buffered += len(chunk)
+                    chunks.append(chunk)
+                    if not has_arrived:
+                        limit.reschedule(ends(self._buffered))
+        except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
+            raise BadRequest("the request body is incomplete or cannot be decompressed") from error
+        except TimeoutError as error:
+            raise Refused(
+                Problem.BODY_TOO_SLOW,
+                f"the body was incomplete after {loop.time() - began:.3g} s (timeouts.bodySeconds or "
+                "limits.minBodyBytesPerSecond)",
+            ) from error
+        return b"".join(chunks)
+
+    def _check_size(self, size: int) -> None:
+        most = self.runtime.config.limits.max_body_bytes
+        if size > most:
+            message = f"the request is larger than {most} bytes (limits.maxBodyBytes)"
+            raise Refused(Problem.BODY_TOO_LARGE, message)
 
     @asynccontextmanager
     async def before_dispatch(self) -> AsyncIterator[None]:
-        """The context of the work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
+        """The context of the work before the dispatch. Raises Refused at the end of the client's time."""
         try:
             async with asyncio.timeout(self._left_seconds) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise DeadlineExceeded(
-                f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})"
+            raise Refused(
+                Problem.DEADLINE_EXCEEDED,
+                f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})",
             ) from error
 
     @property
@@ -160,24 +206,6 @@ class Call:
         if self.timeout_seconds is None:
             return None
         return self.timeout_seconds - (time.perf_counter() - self.started)
-
-    def _buffer(self, size: int) -> None:
-        runtime = self.runtime
-        shared = runtime.has_several_tenants
-        if not runtime.bodies.reserve(self.tenant, size, runtime.config.limits, shared=shared):
-            raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
-        self._buffered += size
-
-    @property
-    def urgency(self) -> int:
-        """The urgency in the queue, from 0 (served first) to 7."""
-        permitted = self.key.urgency if self.key is not None else None
-        return urgency_of(self.request.headers.getall("Priority", ()), permitted)
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of the request after `authenticate`: the empty string if no keys are configured."""
-        return self.key.tenant if self.key is not None else ""
 
     def ended(self) -> None:
         """Stop watching the client, release the memory of the body, and stop counting the request for its API key."""
@@ -278,11 +306,11 @@ class Call:
         indefinitely.
         """
         if data and self.request.method != hdrs.METH_HEAD:
-            response = self._started()
+            assert self.response is not None
             self._written_at = asyncio.get_running_loop().time()
             self._write_limit = self._limit(self._written_at)
             try:
-                await response.write(data)
+                await self.response.write(data)
             finally:
                 self._write_limit = None
 
@@ -327,13 +355,13 @@ class Call:
         A client may close the connection as soon as it has read the last byte, which cancels the handler. The request
         counts as answered even if that happens before `finish` returns.
         """
-        response = self._started()
-        self.status = response.status
+        assert self.response is not None
+        self.status = self.response.status
         if self.outcome is Outcome.CLIENT_CLOSED:
             self.outcome = Outcome.COMPLETE if self.status < 400 else Outcome.FAILED
         self._write_limit = self._limit(asyncio.get_running_loop().time())
         try:
-            await response.write_eof(data)
+            await self.response.write_eof(data)
         except ConnectionResetError:
             self.status = CLIENT_CLOSED_REQUEST
             raise
@@ -344,10 +372,6 @@ class Call:
         """Close the connection immediately, so that an incomplete body cannot be mistaken for a complete one."""
         if self.request.transport is not None:
             self.request.transport.abort()
-
-    def _started(self) -> web.StreamResponse:
-        assert self.response is not None
-        return self.response
 
     def _limit(self, now: float) -> float:
         """The end of the time for a write that starts now."""
@@ -389,8 +413,9 @@ def timeout_seconds_of(headers: Mapping[str, str]) -> float | None:
     return int(sent[:MAX_TIMEOUT_DIGITS]) / 1000 or None
 
 
-def urgency_of(priorities: Sequence[str], permitted: int | None) -> int:
-    """The urgency in the queue: that of the Priority headers (RFC 9218), as far as the API key permits it.
+def urgency_of(priorities: Sequence[str], key: Key | None) -> int:
+    """The urgency in the queue, from 0 (served first) to 7: that of the Priority headers (RFC 9218), as far as the API
+    key permits it.
 
     If the key permits none, a client can only lower its priority. As the RFC demands, values that are not valid are
     ignored.
@@ -401,74 +426,4 @@ def urgency_of(priorities: Sequence[str], permitted: int | None) -> int:
         value = value.partition(";")[0].strip()
         if name == "u" and value in URGENCIES:
             asked = int(value)
-    return max(asked, DEFAULT_URGENCY if permitted is None else permitted)
-
-
-def access_entry(call: Call, route: str) -> dict[str, Any]:
-    """The line of the access log for a call that has ended. docs/gateway.md describes the fields for users."""
-    seconds = time.perf_counter() - call.started
-    usage = call.usage
-    return {
-        "time": round(time.time() - seconds, 6),
-        "request_id": call.request_id,
-        "tenant": call.tenant,
-        "method": call.request.method,
-        "route": route,
-        "status": call.status,
-        "outcome": call.outcome.value,
-        "seconds": round(seconds, 6),
-        "pool": call.attempt[0].value if call.attempt is not None else None,
-        "prompt_tokens": usage.prompt_tokens if usage else None,
-        "output_tokens": usage.completion_tokens if usage else None,
-        "cached_tokens": usage.cached_tokens if usage else None,
-    }
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def handler(
-    route: str,
-    metric_label: str,
-    serve: Callable[[Call], Awaitable[web.StreamResponse]],
-    record: Callable[[Call], None] = lambda call: None,
-) -> Handler:
-    """Returns the aiohttp handler that serves calls with `serve`, and calls `record` when one has ended.
-
-    `route` is the path or pattern that spans record; `metric_label` is the route in metrics. Every call is
-    traced and counted, and every exception becomes an error object or, after the headers have been sent, a
-    closed connection.
-    """
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        runtime = request.app[RUNTIME]
-        span = runtime.tracing.server_span(request.method, route, request.headers)
-        request_id = request_id_of(request)
-        call = Call(runtime, request, request_id, span, time.perf_counter())
-        failure: Exception | None = None
-        try:
-            call.timeout_seconds = timeout_seconds_of(request.headers)
-            return await serve(call)
-        except ConnectionResetError:
-            call.outcome = Outcome.CLIENT_CLOSED
-            call.abort()
-            return call.response or web.Response(status=call.status)
-        except Exception as error:
-            failure, call.outcome = error, Outcome.FAILED
-            if call.response is not None:
-                log.exception("request %s failed after its response had begun", call.request_id)
-                call.status = 500
-                call.abort()
-                return call.response
-            response = error_response(error, call.request_id, call.errors, call.headers)
-            call.status = response.status
-            return response
-        finally:
-            call.ended()
-            record(call)
-            if runtime.access_log is not None:
-                runtime.access_log.add(access_entry(call, route))
-            runtime.metrics.requests.labels(metric_label, str(call.status)).inc()
-            end_server_span(span, call.status, failure)
-
-    return handle
+    return max(asked, DEFAULT_URGENCY if key is None or key.urgency is None else key.urgency)

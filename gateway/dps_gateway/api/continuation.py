@@ -66,7 +66,7 @@ class Continuation:
         self, endpoint: TextEndpoint, received: DeliveredText, tokens: int, prompt_tokens: int | None
     ) -> None:
         """`tokens` is the length of the received text, `prompt_tokens` that of the client's prompt, if it is known."""
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._tokens = tokens
         self._prompt_tokens = prompt_tokens
         self.received = received
@@ -91,10 +91,6 @@ class Continuation:
             fetched_tokens=fetched,
         )
 
-    def ending(self, usage: Usage | None) -> bytes:
-        """The events that end the answer if nothing is added to it; with `usage` unless it is None."""
-        return self._endpoint.ending(self.received, usage)
-
     def _count(self, counts: dict[str, Any]) -> None:
         """Change token counts in an event of the other engine to those of the whole answer."""
         usage = Usage(
@@ -111,7 +107,7 @@ class Continuation:
     def _joined(self, event: bytes, separator: bytes) -> bytes:
         try:
             document = document_of(event)
-            forwarded = document is None or self._endpoint.join(document, self.received, self._count)
+            forwarded = document is None or self.endpoint.join(document, self.received, self._count)
         except NotContinuable:
             return event + separator
         if not forwarded:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Final
 
 import orjson
 
-from dps_gateway.api.call import TIMEOUT_HEADER, Call
-from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
+from dps_gateway.api.call import TIMEOUT_HEADER, Call, urgency_of
+from dps_gateway.api.errors import Problem, Refused
 from dps_gateway.api.outcome import Failure, failure_in
 from dps_gateway.api.sse import beginning
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.session.record import StoredResponse
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull, Slot, SlotRequest
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
@@ -34,15 +35,7 @@ from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
 
 ATTEMPTS_PER_POOL: Final = 3
 
-DISPATCH_ERRORS: Final = (
-    DeadlineExceeded,
-    OutOfFiles,
-    PoolEmpty,
-    PoolFull,
-    Suspended,
-    TenantsNotSeparated,
-    UpstreamFailed,
-)
+DISPATCH_ERRORS: Final = (OutOfFiles, PoolEmpty, PoolFull, Refused, UpstreamFailed)
 """The exceptions of `Dispatch`."""
 
 
@@ -56,11 +49,30 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
     return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
 
 
+async def find_stored_response(call: Call, response_id: str) -> StoredResponse:
+    """The engine that holds a response of the call's tenant.
+
+    Raises Refused if the response is unknown or the engine has been removed, and PoolEmpty if the engine is not ready.
+    """
+    runtime = call.runtime
+    stored = await runtime.turns.store.recall(runtime.scope(call.tenant), response_id)
+    if stored is None:
+        raise Refused(Problem.RESPONSE_NOT_FOUND, f"Response with id '{response_id}' not found.")
+    replica = runtime.pools[stored.pool].replicas.get(stored.url)
+    if replica is None:
+        raise Refused(
+            Problem.RESPONSE_NOT_FOUND,
+            f"The engine that held response '{response_id}' is gone: send the whole conversation in input.",
+        )
+    if not replica.ready:
+        raise PoolEmpty(f"the engine that holds response '{response_id}' is not ready")
+    return stored
+
+
 class Dispatch:
     """The attempts to have one request answered. One deadline bounds all of them together.
 
-    It owns the slot and the answer of the attempt that succeeded until the `with` block ends, `close` is called, or
-    `rest` replaces them.
+    It owns the slot and the answer of the attempt that succeeded until `close` is called or `rest` replaces them.
     """
 
     pool: EnginePool
@@ -93,12 +105,6 @@ class Dispatch:
         self._held = ExitStack()
         """Holds the slot and the answer of the attempt that succeeded."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Release the connection to the engine and its slot. Has no effect the second time."""
         self._held.close()
@@ -107,8 +113,8 @@ class Dispatch:
         """Send the request to one replica after another until one begins to answer.
 
         Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
-        other pool. Raises DeadlineExceeded if the request's time is over, Suspended if the engines are stopped, else
-        the last failure: PoolFull, PoolEmpty, TenantsNotSeparated, OutOfFiles or UpstreamFailed.
+        other pool. Raises Refused if the request's time is over, or if the engines are stopped or separate no tenants,
+        else the last failure: PoolFull, PoolEmpty, OutOfFiles or UpstreamFailed.
         """
         if self._runtime.config.routing.suspended:
             raise _suspended()
@@ -165,9 +171,11 @@ class Dispatch:
                 raise self._deadline_exceeded() from error
             raise
 
-    def _deadline_exceeded(self) -> DeadlineExceeded:
+    def _deadline_exceeded(self) -> Refused:
         setting = TIMEOUT_HEADER if self._deadline.of_client else "timeouts.totalSeconds"
-        return DeadlineExceeded(f"no engine answered within {self._deadline.seconds:g} s ({setting})")
+        return Refused(
+            Problem.DEADLINE_EXCEEDED, f"no engine answered within {self._deadline.seconds:g} s ({setting})"
+        )
 
     def _pools(self) -> list[EnginePool]:
         """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
@@ -206,7 +214,7 @@ class Dispatch:
     async def _slot(self, pools: list[EnginePool]) -> Slot | None:
         """Wait for a slot for the next attempt. None if no replica of `pools` is left, but other pools have one.
 
-        Raises Suspended, PoolEmpty, PoolFull or TenantsNotSeparated.
+        Raises Refused, PoolEmpty or PoolFull.
         """
         runtime, outbound, call, turn = self._runtime, self._outbound, self._call, self._call.turn
         queued_at = time.perf_counter()
@@ -215,7 +223,7 @@ class Dispatch:
             pools,
             session=turn.affinity if turn is not None else None,
             tenant=call.tenant,
-            urgency=call.urgency,
+            urgency=urgency_of(call.request.headers.getall("Priority", ()), call.key),
             held=turn.cached.held if turn is not None else {},
             generates=outbound.generates,
             # A replica that has failed to answer is not ready again before a health check has succeeded.
@@ -230,10 +238,17 @@ class Dispatch:
             if runtime.config.routing.suspended:
                 raise _suspended() from error
             replicas = (each for pool in runtime.pools.values() for each in pool.replicas.values())
-            separated = all(map(self._separates_tenants, replicas))
+            failure: Exception = error
+            if not all(map(self._separates_tenants, replicas)):
+                failure = Refused(
+                    Problem.TENANTS_NOT_SEPARATED,
+                    "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the "
+                    "plugin dps_sglang for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that "
+                    "tenants share cached prefixes",
+                )
             if wake_seconds:
-                raise (error if separated else _not_separated()) from None
-            self._failure = self._failure or (error if separated else _not_separated())
+                raise failure from None
+            self._failure = self._failure or failure
             if self._usable(self._pools()) or self._wake_seconds():
                 return None
             raise self._failure from None
@@ -254,18 +269,35 @@ class Dispatch:
 
         Raises UpstreamFailed if it has not, and no other attempt is allowed.
         """
-        pool, replica = slot.pool, slot.replica
+        call, outbound, pool, replica = self._call, self._outbound, slot.pool, slot.replica
         with ExitStack() as held:
             held.enter_context(slot)
+            prefill_tokens = 0
+            # Without a stream, the first byte is sent when the answer is complete, and nothing shows the prefill's end.
+            if call.turn is not None and outbound.streamed:
+                prefill_tokens = call.turn.tokens_on(replica).prefill
             reason = self._reason(pool)
             self._attempts[pool.name] += 1
-            self._call.attempt, self._call.replica = (pool.name, reason), replica.url
-            prefill_tokens = self._prefill_tokens(replica)
+            call.attempt, call.replica = (pool.name, reason), replica.url
             sent_tokens = replica.sent_tokens + prefill_tokens
+            replica.prefill_tokens += prefill_tokens
             try:
-                answer = await self._send(pool, replica, prefill_tokens)
+                try:
+                    answer = await self._runtime.upstream.send(
+                        replica,
+                        outbound,
+                        forwarded_headers(
+                            call.request.headers, pool.api_key, outbound.headers, call.request_id
+                        ),
+                        self._deadline,
+                        fresh_connection=self._retries.fresh_connection,
+                        trust=pool.trust,
+                    )
+                finally:
+                    replica.prefill_tokens -= prefill_tokens
+                replica.begun_tokens += prefill_tokens
                 held.callback(answer.close)
-                content = await _begun(answer) if self._outbound.buffered else b""
+                content = await _begun(answer) if outbound.buffered else b""
             except UpstreamFailed as error:
                 self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 self._record(pool, replica, error)
@@ -307,34 +339,6 @@ class Dispatch:
         elif error.kind in ("timeout", "aborted") or (error.rejected and error.kind != "status_429"):
             pool.record_error(replica)
 
-    async def _send(self, pool: EnginePool, replica: Replica, prefill_tokens: int) -> Answer:
-        """The replica's answer. Raises UpstreamFailed."""
-        call, outbound = self._call, self._outbound
-        replica.prefill_tokens += prefill_tokens
-        try:
-            answer = await self._runtime.upstream.send(
-                replica,
-                outbound,
-                forwarded_headers(call.request.headers, pool.api_key, outbound.headers, call.request_id),
-                self._deadline,
-                fresh_connection=self._retries.fresh_connection,
-                trust=pool.trust,
-            )
-            replica.begun_tokens += prefill_tokens
-            return answer
-        finally:
-            replica.prefill_tokens -= prefill_tokens
-
-    def _prefill_tokens(self, replica: Replica) -> int:
-        """The tokens that the replica has to prefill, if the end of the prefill can be observed; otherwise 0.
-
-        The first byte of an answer that is not streamed is sent when the answer is complete.
-        """
-        turn = self._call.turn
-        if turn is None or not self._outbound.streamed:
-            return 0
-        return turn.tokens_on(replica).prefill
-
 
 async def _begun(answer: Answer) -> bytes:
     """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
@@ -348,7 +352,13 @@ async def _begun(answer: Answer) -> bytes:
         if answer.status != HTTPStatus.OK and (failure is None or failure.status not in RETRYABLE_STATUSES):
             return content
     elif answer.status == HTTPStatus.OK:
-        content, failure = b"", await _failure_at_start(answer)
+        content = b""
+        try:
+            while not (found := beginning(answer.first)) and await answer.read_on():
+                pass
+        except UpstreamBroken as error:
+            raise error.as_failure() from error
+        failure = found if isinstance(found, Failure) else None
     else:
         return b""
     if failure is None:
@@ -360,16 +370,6 @@ async def _begun(answer: Answer) -> bytes:
         raise UpstreamFailed(kind, failure.message, Rejection(status, body, None))
     answer.refuse(status)
     return body
-
-
-async def _failure_at_start(answer: Answer) -> Failure | None:
-    """Read a stream to its first content. Returns the failure that it begins with, if any. Raises UpstreamFailed."""
-    try:
-        while not (found := beginning(answer.first)) and await answer.read_on():
-            pass
-    except UpstreamBroken as error:
-        raise error.as_failure() from error
-    return found if isinstance(found, Failure) else None
 
 
 async def whole(answer: Answer) -> bytes:
@@ -388,12 +388,5 @@ def _fatal() -> UpstreamFailed:
     )
 
 
-def _suspended() -> Suspended:
-    return Suspended("the engines are stopped, because this router is suspended")
-
-
-def _not_separated() -> TenantsNotSeparated:
-    return TenantsNotSeparated(
-        "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the plugin dps_sglang "
-        "for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that tenants share cached prefixes"
-    )
+def _suspended() -> Refused:
+    return Refused(Problem.SUSPENDED, "the engines are stopped, because this router is suspended")

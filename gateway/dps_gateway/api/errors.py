@@ -2,15 +2,14 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import orjson
 from aiohttp import web
 
-from dps_gateway.auth import Forbidden, Unauthorized
+from dps_gateway.auth import Forbidden, KeyBusy, KeyExhausted, Unauthorized
 from dps_gateway.engine.usage import text_or_none
-from dps_gateway.limits import KeyBusy, KeyExhausted
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
 
@@ -19,119 +18,84 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS: Final = 1
 
 
-class BadRequest(Exception):
+class Problem(Enum):
+    """Why a request fails: the status, `type` and `code` of the error, and whether the header Retry-After is sent."""
+
+    def __init__(self, status: int, kind: str, code: str, retry: bool = False) -> None:
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.retry = retry
+
+    BAD_REQUEST = 400, "invalid_request_error", "bad_request"
+    INVALID_API_KEY = 401, "authentication_error", "invalid_api_key"
+    MODEL_NOT_ALLOWED = 403, "permission_error", "model_not_allowed"
+    MODEL_NOT_FOUND = 404, "invalid_request_error", "model_not_found"
+    RESPONSE_NOT_FOUND = 404, "invalid_request_error", "response_not_found"
+    NOT_FOUND = 404, "invalid_request_error", "not_found"
+    METHOD_NOT_ALLOWED = 405, "invalid_request_error", "method_not_allowed"
+    BODY_TOO_SLOW = 408, "invalid_request_error", "request_timeout"
+    BODY_TOO_LARGE = 413, "invalid_request_error", "request_too_large"
+    UNSUPPORTED_ENCODING = 415, "invalid_request_error", "unsupported_encoding"
+    UPGRADE_REFUSED = 426, "invalid_request_error", "upgrade_refused"
+    EXPECTATION_FAILED = 417, "invalid_request_error", "expectation_failed"
+    HEADER_TOO_LARGE = 431, "invalid_request_error", "header_too_large"
+    KEY_BUSY = 429, "rate_limit_error", "too_many_in_flight", True
+    KEY_EXHAUSTED = 429, "rate_limit_error", "rate_limit_exceeded", True
+    OVERLOADED = 429, "rate_limit_error", "overloaded", True
+    INTERNAL_ERROR = 500, "server_error", "internal_error"
+    UPSTREAM_FAILED = 502, "server_error", "upstream_failed"
+    UPSTREAM_BROKEN = 502, "server_error", "upstream_broken"
+    DEADLINE_EXCEEDED = 504, "server_error", "deadline_exceeded"
+    GATEWAY_FULL = 503, "server_error", "gateway_overloaded", True
+    NO_ENGINE_READY = 503, "server_error", "no_engine_ready", True
+    TENANTS_NOT_SEPARATED = 503, "server_error", "tenants_not_separated", True
+    SUSPENDED = 503, "server_error", "suspended", True
+
+
+class Refused(Exception):
+    """The gateway refuses the request. The message states the reason or what to change."""
+
+    def __init__(self, problem: Problem, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+        self.error_type = problem.name.title().replace("_", "")
+        """The span attribute `error.type`, such as `ModelNotFound`."""
+
+
+class BadRequest(Refused):
     """The request is malformed. The message states what to change."""
 
-
-class BodyTooLarge(Exception):
-    """The request body exceeds limits.maxBodyBytes."""
-
-
-class BodyTooSlow(Exception):
-    """The request body did not arrive within timeouts.bodySeconds, or arrived below limits.minBodyBytesPerSecond."""
+    def __init__(self, message: str) -> None:
+        super().__init__(Problem.BAD_REQUEST, message)
 
 
-class GatewayFull(Exception):
-    """The gateway has reached limits.maxBufferedBytes."""
-
-
-class NotFound(Exception):
-    """The gateway has no such endpoint."""
-
-
-class ModelNotFound(Exception):
-    """The request is for a model that is not served. The message names those that are."""
-
-
-class ResponseNotFound(Exception):
-    """No engine holds the stored response that the request refers to."""
-
-
-class Suspended(Exception):
-    """The engines are stopped on purpose."""
-
-
-class TenantsNotSeparated(Exception):
-    """No ready engine separates the tenant's cached tokens from those of others. The message states what to change."""
-
-
-class ExpectationFailed(Exception):
-    """The request has an Expect header that the gateway does not support."""
-
-
-class DeadlineExceeded(Exception):
-    """No engine has answered within the time that the client or timeouts.totalSeconds allows."""
-
-
-class UnsupportedEncoding(Exception):
-    """The request's body has a Content-Encoding that the gateway cannot decode."""
-
-
-class HeaderTooLarge(Exception):
-    """A header of the request exceeds listen.maxHeaderBytes."""
-
-
-class UpgradeRefused(Exception):
-    """The client asks for another protocol, such as WebSocket, which the endpoint does not support."""
-
-
-class MethodNotAllowed(Exception):
-    """The endpoint does not support the request's method."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """How an exception is answered.
-
-    retry: whether the response has the header Retry-After.
-    """
-
-    status: int
-    type: str
-    code: str
-    retry: bool = False
-
-
-_PROBLEMS: Final[dict[type[Exception], _Problem]] = {
-    BadRequest: _Problem(400, "invalid_request_error", "bad_request"),
-    Unauthorized: _Problem(401, "authentication_error", "invalid_api_key"),
-    Forbidden: _Problem(403, "permission_error", "model_not_allowed"),
-    ModelNotFound: _Problem(404, "invalid_request_error", "model_not_found"),
-    ResponseNotFound: _Problem(404, "invalid_request_error", "response_not_found"),
-    NotFound: _Problem(404, "invalid_request_error", "not_found"),
-    MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
-    BodyTooSlow: _Problem(408, "invalid_request_error", "request_timeout"),
-    BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
-    UnsupportedEncoding: _Problem(415, "invalid_request_error", "unsupported_encoding"),
-    UpgradeRefused: _Problem(426, "invalid_request_error", "upgrade_refused"),
-    ExpectationFailed: _Problem(417, "invalid_request_error", "expectation_failed"),
-    HeaderTooLarge: _Problem(431, "invalid_request_error", "header_too_large"),
-    KeyBusy: _Problem(429, "rate_limit_error", "too_many_in_flight", retry=True),
-    KeyExhausted: _Problem(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
-    PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
-    UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
-    UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),
-    DeadlineExceeded: _Problem(504, "server_error", "deadline_exceeded"),
-    GatewayFull: _Problem(503, "server_error", "gateway_overloaded", retry=True),
-    OutOfFiles: _Problem(503, "server_error", "gateway_overloaded", retry=True),
-    PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
-    TenantsNotSeparated: _Problem(503, "server_error", "tenants_not_separated", retry=True),
-    Suspended: _Problem(503, "server_error", "suspended", retry=True),
+_PROBLEMS: Final[dict[type[Exception], Problem]] = {
+    Unauthorized: Problem.INVALID_API_KEY,
+    Forbidden: Problem.MODEL_NOT_ALLOWED,
+    KeyBusy: Problem.KEY_BUSY,
+    KeyExhausted: Problem.KEY_EXHAUSTED,
+    PoolFull: Problem.OVERLOADED,
+    PoolEmpty: Problem.NO_ENGINE_READY,
+    OutOfFiles: Problem.GATEWAY_FULL,
+    UpstreamFailed: Problem.UPSTREAM_FAILED,
+    UpstreamBroken: Problem.UPSTREAM_BROKEN,
 }
-_UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")
+"""The problems of exceptions that other parts of the gateway raise."""
 
 
-def _problem(error: Exception) -> _Problem:
-    return next((_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS), _UNEXPECTED)
+def _problem(error: Exception) -> Problem:
+    if isinstance(error, Refused):
+        return error.problem
+    return next((_PROBLEMS[kind] for kind in _PROBLEMS if isinstance(error, kind)), Problem.INTERNAL_ERROR)
 
 
 def codes_by_status() -> dict[int, list[str]]:
-    """The statuses of the gateway's error responses, in ascending order, and the codes that each is used with."""
+    """The statuses of the gateway's expected errors, in ascending order, and the codes that each is used with."""
     codes: dict[int, list[str]] = {}
-    for problem in sorted(_PROBLEMS.values(), key=lambda problem: problem.status):
-        used = codes.setdefault(problem.status, [])
-        if problem.code not in used:
-            used.append(problem.code)
+    for problem in sorted(Problem, key=lambda problem: problem.status):
+        if problem is not Problem.INTERNAL_ERROR:
+            codes.setdefault(problem.status, []).append(problem.code)
     return codes
 
 
@@ -178,8 +142,8 @@ def error_object(error: Exception, errors: OpenAIErrors) -> bytes:
     if isinstance(error, UpstreamFailed) and error.rejection is not None and error.rejection.body:
         return errors.error_of_engine(error.rejection.status, error.rejection.body)
     problem = _problem(error)
-    message = str(error) if problem is not _UNEXPECTED else "internal error; see the gateway's log"
-    return errors.error(problem.status, problem.type, problem.code, message)
+    message = str(error) if problem is not Problem.INTERNAL_ERROR else "internal error; see the gateway's log"
+    return errors.error(problem.status, problem.kind, problem.code, message)
 
 
 def error_event(error: Exception, errors: OpenAIErrors) -> bytes:
@@ -195,7 +159,7 @@ def error_response(
     An unexpected error is a bug and is logged with its traceback.
     """
     problem = _problem(error)
-    if problem is _UNEXPECTED:
+    if problem is Problem.INTERNAL_ERROR:
         log.error("request %s failed", request_id, exc_info=error)
     status, body = problem.status, error_object(error, errors)
     retry_after = str(RETRY_AFTER_SECONDS) if problem.retry else None
@@ -210,8 +174,8 @@ def error_response(
     response.headers["x-request-id"] = request_id
     if retry_after is not None:
         response.headers["Retry-After"] = retry_after
-    if isinstance(error, UpgradeRefused):
+    if problem is Problem.UPGRADE_REFUSED:
         response.headers["Upgrade"] = "HTTP/1.1"  # RFC 9110, 15.5.22
-    if isinstance(error, Unauthorized):
+    if problem is Problem.INVALID_API_KEY:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

@@ -3,24 +3,22 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
-from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.call import Call, Handler, handler
-from dps_gateway.api.decisions import record_decision
-from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, least_loaded
+from dps_gateway.api.body import Body, in_thread_if_large, resolve_model
+from dps_gateway.api.call import Call
+from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, find_stored_response, least_loaded
 from dps_gateway.api.endpoints.base import Endpoint
 from dps_gateway.api.errors import BadRequest, error_event
-from dps_gateway.api.models import resolve_model
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.relay import Relay
-from dps_gateway.api.stored_responses import find_stored_response
 from dps_gateway.prompt.prefixes import CacheSalt
-from dps_gateway.prompt.renderer import Prompt, Uncountable, total_tokens
+from dps_gateway.prompt.renderer import Uncountable, total_tokens
 from dps_gateway.prompt.volatile import without_volatile_parts
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
@@ -31,16 +29,11 @@ from dps_gateway.upstream.exchange import SALT_HEADER, Outbound
 log = logging.getLogger(__name__)
 
 
-def routed_endpoint(endpoint: Endpoint) -> Handler:
-    """The handler of a routed endpoint."""
-    return handler(endpoint.path, endpoint.path, lambda call: serve(call, endpoint), record_decision)
-
-
 async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
     """Serve a request of a routed endpoint.
 
-    Raises Unauthorized, Forbidden, KeyBusy, KeyExhausted, ModelNotFound, ResponseNotFound, BadRequest, the exceptions
-    of `Call.read` and `Dispatch.first`, and ConnectionResetError if the client disconnects.
+    Raises Unauthorized, Forbidden, KeyBusy, KeyExhausted, Refused, the exceptions of `Dispatch.first`, and
+    ConnectionResetError if the client disconnects.
     """
     runtime, model = call.runtime, call.runtime.config.model
     runtime.recent.in_progress.add(call)
@@ -55,7 +48,7 @@ async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
         try:
             previous = body.fields.get("previous_response_id") if endpoint.stores else None
             call.stored = await find_stored_response(call, previous) if isinstance(previous, str) else None
-            await _measure(call, await _countable_prompts(call, endpoint))
+            await _measure(call, endpoint)
             call.decision = decision = _decide(call)
             spans.describe_decision(route_span, call, decision)
             call.body, salt_headers = _salted(call, endpoint)
@@ -88,7 +81,7 @@ async def serve(call: Call, endpoint: Endpoint) -> web.StreamResponse:
     try:
         if outbound.streamed:
             call.start_heartbeats(endpoint.heartbeat)
-        with Dispatch(call, decision, outbound) as dispatch:
+        with closing(Dispatch(call, decision, outbound)) as dispatch:
             await dispatch.first()
             return await Relay(call, endpoint, dispatch, span, added).run()
     except Exception as error:
@@ -114,30 +107,27 @@ async def _without_volatile_parts(call: Call, body: Body) -> Body:
     return body.with_fields({name: fields[name] for name in fields if fields[name] is not before[name]})
 
 
-async def _countable_prompts(call: Call, endpoint: Endpoint) -> list[Prompt]:
-    """The request's prompts. Empty if they cannot be counted; the engine will probably reject such a request."""
-    body, stored = call.body, call.stored
+async def _measure(call: Call, endpoint: Endpoint) -> None:
+    """Recognise the session of a request with one prompt, and count the tokens in all its prompts, if possible.
+
+    An engine will probably reject a request whose prompts cannot be counted.
+    """
+    runtime, body, stored = call.runtime, call.body, call.stored
     try:
-        prompts = await in_thread_if_large(body.client, endpoint.prompts, call.runtime.renderer, body.fields)
+        prompts = await in_thread_if_large(body.client, endpoint.prompts, runtime.renderer, body.fields)
     except Uncountable as reason:
         log.debug("request %s: its prompt cannot be counted: %s", call.request_id, reason)
-        return []
-    if stored is None:
-        return prompts
-    known = stored.session and stored.tokens
-    return [prompt.continuing(stored.tokens) for prompt in prompts] if known else []
-
-
-async def _measure(call: Call, prompts: list[Prompt]) -> None:
-    """Recognise the session of a request with one prompt, and count the tokens in all its prompts, if possible."""
-    runtime = call.runtime
+        return
+    if stored is not None:
+        known = stored.session and stored.tokens
+        prompts = [prompt.continuing(stored.tokens) for prompt in prompts] if known else []
     if len(prompts) > 1:
         call.prompt_tokens = await total_tokens(prompts)
     elif prompts:
         salt = runtime.cache_salt(call.tenant)
         prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
         scope, headers = runtime.scope(call.tenant), call.request.headers
-        call.turn = await runtime.turns.measure(scope, prompt, headers, call.body.fields, call.stored)
+        call.turn = await runtime.turns.measure(scope, prompt, headers, body.fields, stored)
         call.prompt_tokens = call.turn.prompt_tokens
 
 
@@ -176,13 +166,15 @@ def salted_fields(
     A client's own value selects one of the tenant's caches, never another tenant's: its digest replaces it. Raises
     BadRequest if the value is neither a string nor a list of strings.
     """
-    return {field: _salts(field, body.get(field), salt) for field in fields}
-
-
-def _salts(field: str, value: Any, salt: CacheSalt) -> str | list[str]:
-    """The salt, or one for each prompt of a batch if the client sent a list."""
-    if value is None or isinstance(value, str):
-        return salt.of(value)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return [salt.of(item) for item in value]
-    raise BadRequest(f"{field} must be a string, or a list of one string for each prompt")
+    salted: dict[str, str | list[str]] = {}
+    for name in fields:
+        own = body.get(name)
+        if own is None or isinstance(own, str):
+            salted[name] = salt.of(own)
+        elif isinstance(own, list) and all(
+            isinstance(each, str) for each in own
+        ):  # for the prompts of a batch
+            salted[name] = [salt.of(each) for each in own]
+        else:
+            raise BadRequest(f"{name} must be a string, or a list of one string for each prompt")
+    return salted

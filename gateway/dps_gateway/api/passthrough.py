@@ -2,28 +2,27 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
+import orjson
 from aiohttp import hdrs, web
 
-from dps_gateway.api import models, server_info
-from dps_gateway.api.body import Body, in_thread_if_large
-from dps_gateway.api.call import Call, handler
-from dps_gateway.api.dispatch import Dispatch, least_loaded, whole
+from dps_gateway.api.body import Body, in_thread_if_large, is_served, resolve_model, served_name
+from dps_gateway.api.call import Call
+from dps_gateway.api.dispatch import Dispatch, find_stored_response, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
-from dps_gateway.api.errors import BadRequest, NotFound, UpgradeRefused, error_event
+from dps_gateway.api.errors import BadRequest, Problem, Refused, error_event
 from dps_gateway.api.relay import client_headers, send_complete
-from dps_gateway.api.stored_responses import find_stored_response
+from dps_gateway.config import Model
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import SALT_HEADER, Outbound, UpstreamBroken, UpstreamFailed
-
-ROUTE: Final = "/v1/*"
 
 RELAYED_GET: Final = ("/health_generate", "/model_info", "/server_info")
 
@@ -53,14 +52,52 @@ _CACHES_PROMPTS: Final = frozenset(
 _WITHOUT_SCHEDULER: Final = frozenset({"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"})
 """The relayed endpoints with bodies that the engine's HTTP server answers itself."""
 
+_MODELS_PATH: Final = "/v1/models"
+
+_VLLM: Final = "vllm"
+"""The owner that vLLM states for its models."""
+
+_INFO_PATH: Final = "/server_info"
+
+_INFO_FIELDS: Final = frozenset(
+    {
+        "version",
+        "served_model_name",
+        "model_path",
+        "tokenizer_path",
+        "context_length",
+        "max_total_num_tokens",
+        "max_running_requests",
+        "max_req_input_len",
+        "chunked_prefill_size",
+        "page_size",
+        "tp_size",
+        "dp_size",
+        "dtype",
+        "kv_cache_dtype",
+        "quantization",
+        "disable_radix_cache",
+        "enable_cache_report",
+        "random_seed",
+        "speculative_algorithm",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "internal_states",
+    }
+)
+"""The fields of an engine's /server_info that clients may read. SGLang's answer contains all arguments of the server,
+among them its API keys and the command line that it was started with."""
+
+_INFO_STATE_FIELDS: Final = frozenset({"avg_spec_accept_length", "last_gen_throughput", "memory_usage"})
+
 _ROUTED: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 
 
-def checked_target(raw_path: str, raw_path_and_query: str) -> str:
-    """The request target to forward.
+def _decoded(raw_path: str) -> str:
+    """The path of a request.
 
-    Raises BadRequest for a path that an engine could resolve to another one, and NotFound for one that changes the
-    engine.
+    Raises Refused for a path that an engine could resolve to another one, and for one that changes the engine.
 
     Without this check `/v1/../flush_cache` would reach the engine's administrative endpoints with the gateway's key,
     and `/v1/chat%2Fcompletions` would reach a routed endpoint while bypassing routing.
@@ -73,8 +110,8 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     if path in _ROUTED and path != raw_path:
         raise BadRequest(f"write the path as {path}")
     if path.rstrip("/") in _ADMINISTRATIVE:
-        raise NotFound(f"there is no endpoint {path}")
-    return raw_path_and_query
+        raise Refused(Problem.NOT_FOUND, f"there is no endpoint {path}")
+    return path
 
 
 AnswerChange = Callable[[Sequence[bytes]], bytes]
@@ -82,20 +119,23 @@ AnswerChange = Callable[[Sequence[bytes]], bytes]
 an answer does not have the expected form."""
 
 
-async def _forward(call: Call) -> web.StreamResponse:
+async def forward(call: Call) -> web.StreamResponse:
+    """Serve a request of any endpoint that is not routed, such as /v1/models and /v1/embeddings.
+
+    Raises as `inference.serve` does.
+    """
     runtime, request = call.runtime, call.request
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
         # Codex then falls back to HTTP at once.
-        raise UpgradeRefused("the gateway serves no WebSockets; send the request over HTTP")
+        raise Refused(Problem.UPGRADE_REFUSED, "the gateway serves no WebSockets; send the request over HTTP")
     call.decision = decision = Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
     call.authenticate()
-    target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
-    path = unquote(request.rel_url.raw_path)
+    path, target = _decoded(request.rel_url.raw_path), request.rel_url.raw_path_qs
     # Engines refuse HEAD requests. The body is left out when the answer is sent.
     method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
     change: AnswerChange | None = None
-    if request.path == server_info.PATH:
-        change = server_info.public_info
+    if request.path == _INFO_PATH:
+        change = _public_info
     elif method == hdrs.METH_GET:
         target, change = _models(call, path, target)
     body: bytes | None = None
@@ -124,10 +164,10 @@ async def _forward(call: Call) -> web.StreamResponse:
         generates=method != hdrs.METH_GET and response_id is None and endpoint not in _WITHOUT_SCHEDULER,
         replica=replica,
     )
-    with Dispatch(call, decision, outbound) as dispatch:
+    with closing(Dispatch(call, decision, outbound)) as dispatch:
         await dispatch.first()
         others = []
-        if change is not None and request.path != server_info.PATH:
+        if change is not None and request.path != _INFO_PATH:
             others = await _models_of(call, runtime.pools[dispatch.pool.name.other], outbound)
         return await _relay(call, dispatch, change, others)
 
@@ -141,7 +181,7 @@ async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[b
     attempt = call.attempt
     try:
         async with asyncio.timeout(OTHER_LIST_SECONDS):
-            with Dispatch(call, decision, replace(outbound, replica=replica.url)) as dispatch:
+            with closing(Dispatch(call, decision, replace(outbound, replica=replica.url))) as dispatch:
                 await dispatch.first()
                 return [await whole(dispatch.answer)] if dispatch.answer.status == HTTPStatus.OK else []
     except (PoolEmpty, PoolFull, UpstreamFailed, TimeoutError):
@@ -159,7 +199,7 @@ def _response_id(path: str) -> str | None:
 def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | None]:
     """The target of the request, and how to change the answer if it asks for the models or for one of them.
 
-    Raises ModelNotFound and Forbidden.
+    Raises Refused and Forbidden.
     """
     model, key = call.runtime.config.model, call.key
     limited = key.models if key is not None else None
@@ -167,18 +207,19 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
     def permitted(name: str) -> bool:
         return limited is None or name in limited
 
-    if path == models.PATH:
-        return target, lambda contents: models.model_list(model, contents, permitted)
-    if (asked := models.requested_model(path)) is None:
+    if path == _MODELS_PATH:
+        return target, lambda contents: _model_list(model, contents, permitted)
+    root, _, asked = path.partition(f"{_MODELS_PATH}/")
+    if root or not asked:
         return target, None
-    name = models.served_name(model, asked)
+    name = served_name(model, asked)
     if key is not None:
         key.check_models({"model": name}, model.name)
-    return models.PATH, lambda contents: models.model_card(model, contents, asked, name, permitted)
+    return _MODELS_PATH, lambda contents: _model_card(model, contents, asked, name, permitted)
 
 
 async def _checked_model(call: Call, body: bytes) -> bytes:
-    """The body with its model's alias replaced. Raises ModelNotFound, Forbidden and BadRequest.
+    """The body with its model's alias replaced. Raises Refused and Forbidden.
 
     A body that is not JSON, such as an audio file, names no model, and is refused only if the API key is limited to
     some models.
@@ -187,10 +228,91 @@ async def _checked_model(call: Call, body: bytes) -> bytes:
     limited = key is not None and key.models is not None
     if not limited and call.request.content_type != "application/json":
         return body
-    parsed = models.resolve_model(model, await in_thread_if_large(body, Body.parse, body))
+    parsed = resolve_model(model, await in_thread_if_large(body, Body.parse, body))
     if key is not None:
         key.check_models(parsed.fields, model.name)
     return await in_thread_if_large(body, parsed.encode)
+
+
+def _model_list(model: Model, contents: Sequence[bytes], permitted: Callable[[str], bool]) -> bytes:
+    """The list for a client: what all engines list, with names that requests may use, and the aliases.
+
+    `contents` are the lists of at least one engine. `permitted` returns whether the client's API key may use the model
+    of this name. Raises ValueError if one of `contents` is not a list of models.
+    """
+    listing, cards = _common_models(model, contents)
+    cards |= {alias: cards[name] | {"id": alias} for alias, name in model.aliases.items() if name in cards}
+    data = [card for name, card in cards.items() if permitted(model.aliases.get(name, name))]
+    return orjson.dumps(listing | {"data": data})
+
+
+def _model_card(
+    model: Model, contents: Sequence[bytes], asked: str, name: str, permitted: Callable[[str], bool]
+) -> bytes:
+    """The entry for the model that a client has `asked` for, and whose name in requests is `name`.
+
+    `contents` and `permitted` are described at `_model_list`. Raises Refused if one of the engines does not list
+    the model, and ValueError if one of `contents` is not a list of models.
+    """
+    _, cards = _common_models(model, contents)
+    if name not in cards:
+        served = ", ".join(filter(permitted, cards))
+        raise Refused(
+            Problem.MODEL_NOT_FOUND, f"the model '{asked}' is not served; the served models are {served}"
+        )
+    return orjson.dumps(cards[name] | {"id": asked})
+
+
+def _common_models(
+    model: Model, contents: Sequence[bytes]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The first engine's list, and those of its entries that all engines have. See `_listed_models`."""
+    (listing, cards), *others = [_listed_models(model, content) for content in contents]
+    return listing, {name: card for name, card in cards.items() if all(name in each for _, each in others)}
+
+
+def _listed_models(model: Model, content: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """An engine's list, and its entries by their names in requests. Raises ValueError.
+
+    SGLang and vLLM list a LoRA adapter by its own name, with the model's name as its `parent`. In requests, SGLang
+    expects `MODEL:ADAPTER`, and answers requests for the adapter's own name with the base model. vLLM expects the
+    adapter's own name.
+    """
+    listing = orjson.loads(content)
+    entries = listing.get("data") if isinstance(listing, dict) else None
+    if not isinstance(entries, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("id"), str) for each in entries
+    ):
+        raise ValueError("the engine's answer is not a list of models")
+    cards = {}
+    base = next((each for each in entries if not each.get("parent")), None)
+    if base is not None:  # the engine may serve the model under another name
+        cards[model.name] = base | {"id": model.name}
+    for entry in entries:
+        adapter = bool(entry.get("parent")) and entry.get("owned_by") != _VLLM
+        name = f"{model.name}:{entry['id']}" if adapter else entry["id"]
+        if is_served(model, name):
+            cards.setdefault(name, entry | {"id": name})
+    return listing, cards
+
+
+def _public_info(contents: Sequence[bytes]) -> bytes:
+    """The fields of the one answer that contain no secret. Raises ValueError if it is not a JSON object."""
+    (content,) = contents
+    info = orjson.loads(content)
+    if not isinstance(info, dict):
+        raise ValueError("the engine's information is not a JSON object")
+    public = _only(info, _INFO_FIELDS)
+    states = public.pop("internal_states", None)
+    if isinstance(states, list):
+        public["internal_states"] = [
+            _only(each, _INFO_STATE_FIELDS) for each in states if isinstance(each, dict)
+        ]
+    return orjson.dumps(public)
+
+
+def _only(document: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name in names}
 
 
 async def _relay(
@@ -225,7 +347,3 @@ async def _relay(
         dispatch.record_success()
     await call.finish()
     return response
-
-
-pass_through: Final = handler(ROUTE, "relayed", _forward)
-"""Handles every engine endpoint that is not a routed endpoint, such as /v1/models and /v1/embeddings."""

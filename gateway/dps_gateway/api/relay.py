@@ -22,8 +22,8 @@ from dps_gateway.api.errors import error_event
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.record import Answered, record_answer
 from dps_gateway.api.sse import EventRelay
-from dps_gateway.api.stored_responses import remember
 from dps_gateway.engine.usage import Usage
+from dps_gateway.session.record import StoredResponse
 from dps_gateway.telemetry.tracing import fail_span, span_reference
 from dps_gateway.upstream.exchange import Answer, Rejection, UpstreamBroken, UpstreamFailed
 
@@ -61,10 +61,8 @@ class Relay:
         self._span = span
         self._added = added
         self._first_byte = call.first_byte_at = time.perf_counter()
-        self._stores = endpoint.stores and call.body.fields.get("store") is not False
+        self._stores = endpoint.stores and call.body.fields.get("store") is not False and self._answers
         """Whether the engine may store the answer."""
-        self._registered = False
-        """Whether the engine that holds a streamed response has been recorded."""
         self._recorder: Recorder | None = None
         """What the client has received of a stream; None if no other engine can continue it."""
         self._continuation: Continuation | None = None
@@ -120,13 +118,10 @@ class Relay:
         response = call.response or web.StreamResponse(status=answer.status, headers=client_headers(answer))
         if call.response is None:
             await call.start(response)
-        ready, closing = events.feed(answer.first)
-        await self._register(events)
-        await self._write(ready)
         commit = asyncio.ensure_future(self._commit())
         try:
             try:
-                last = await self._forward_events(events, closing)
+                last = await self._forward_events(events)
             except UpstreamBroken as error:
                 log.warning("request %s: %s", call.request_id, error)
                 self._count_failure(error)
@@ -146,13 +141,17 @@ class Relay:
         await call.finish(last)
         return response
 
-    async def _forward_events(self, events: EventRelay, closing: bytes) -> bytes:
-        """Forward all events but the closing one, which is returned.
+    async def _forward_events(self, events: EventRelay) -> bytes:
+        """Forward all events of the answer but the closing one, which is returned.
 
         Raises UpstreamBroken if the stream ends without a closing event. If the engine closes the connection after
         the closing event, or does not stop sending, the answer is complete.
         """
         pool, replica = self._dispatch.pool, self._dispatch.replica
+        ready, closing = events.feed(self._dispatch.answer.first)
+        await self._remember(events.usage)
+        remembered = not self._stores or events.usage is not None
+        await self._write(ready)
         try:
             _check(events)
             async for chunk in self._dispatch.answer.rest():
@@ -164,8 +163,9 @@ class Relay:
                         break
                     continue
                 closing = done
-                if self._stores:
-                    await self._register(events)
+                if not remembered and (usage := events.usage) is not None:
+                    remembered = True
+                    await self._remember(usage)
                 await self._write(ready)
                 _check(events)
         except UpstreamBroken:
@@ -209,7 +209,16 @@ class Relay:
                 return self._complete(continuation, before.usage)
             await dispatch.rest(error, body)
             events = EventRelay(self._endpoint, self._added.keys())
-            last = await self._forward_rest(continuation, events)
+            self._describe_placement()
+            if not self._answers or not dispatch.answer.streams:
+                raise _no_stream(dispatch.answer)
+            self._continuation = continuation
+            try:
+                last = await self._forward_events(events)
+            except UpstreamBroken as second:
+                self._count_failure(second)
+                dispatch.record_end(second)
+                raise
             outcome = "continued"
             usage = events.usage
             return continuation.usage(usage) if usage is not None else None, last
@@ -255,26 +264,7 @@ class Relay:
         options = self._call.body.fields.get(USAGE_FIELD)
         wanted = isinstance(options, dict) and options.get("include_usage")
         shown = usage if wanted and not continuation.received.usage_sent else None
-        return usage, continuation.ending(shown)
-
-    async def _forward_rest(self, continuation: Continuation, events: EventRelay) -> bytes:
-        """Forward the answer of the other engine, except for the closing event, which is returned.
-
-        Raises UpstreamFailed if the answer is no stream, and UpstreamBroken.
-        """
-        self._describe_placement()
-        answer = self._dispatch.answer
-        if not self._answers or not answer.streams:
-            raise _no_stream(answer)
-        self._continuation = continuation
-        try:
-            ready, closing = events.feed(answer.first)
-            await self._write(ready)
-            return await self._forward_events(events, closing)
-        except UpstreamBroken as error:
-            self._count_failure(error)
-            self._dispatch.record_end(error)
-            raise
+        return usage, continuation.endpoint.ending(continuation.received, shown)
 
     async def _commit(self) -> None:
         if self._call.turn is not None and self._answers:
@@ -282,17 +272,22 @@ class Relay:
             pool, url = self._dispatch.pool.name, self._dispatch.replica.url
             await self._call.runtime.turns.commit(self._call.turn, pool, url, reference)
 
-    async def _register(self, events: EventRelay) -> None:
-        """Record which engine holds the response as soon as the stream contains its id.
+    async def _remember(self, usage: Usage | None) -> None:
+        """Record which engine holds the response, if it may be stored, and how long the conversation is now.
 
-        A client can therefore retrieve or cancel the response once it has read the id.
+        Of a stream, this is recorded as soon as it contains the response's id. A client can therefore retrieve or
+        cancel the response once it has read the id.
         """
-        if self._registered or not self._stores or not self._answers:
+        if not self._stores or usage is None or usage.response_id is None:
             return
-        usage = events.usage
-        if usage is not None:
-            self._registered = True
-            await remember(self._call, self._dispatch, usage)
+        turn, stored = self._call.turn, StoredResponse(self._dispatch.pool.name, self._dispatch.replica.url)
+        if turn is not None and usage.prompt_tokens:
+            # The next prompt contains the token that ends a complete answer, so it must not be counted twice.
+            ending = 1 if usage.finish_reason == "completed" else 0
+            tokens = usage.prompt_tokens + usage.completion_tokens - ending
+            stored = StoredResponse(stored.pool, stored.url, turn.session.id.text, turn.prompt.digest, tokens)
+        runtime = self._call.runtime
+        await runtime.turns.store.remember(runtime.scope(self._call.tenant), usage.response_id, stored)
 
     async def _record(self, usage: Usage | None) -> None:
         """Record the outcome and the usage. A failure is logged, because the answer itself is not affected."""
@@ -305,8 +300,7 @@ class Relay:
         call.answered_at = now if self._answers else None
         answered = Answered(call, dispatch, self._endpoint.operation, usage, self._first_byte, now, continued)
         try:
-            if self._stores and usage is not None:
-                await remember(call, dispatch, usage)
+            await self._remember(usage)
             await record_answer(answered, self._span)
         except Exception:
             log.exception("request %s: its usage could not be recorded", call.request_id)
@@ -341,21 +335,14 @@ async def send_complete(call: Call, answer: Answer, content: bytes) -> web.Strea
     if answer.status >= 400 and len(content) <= MAX_ERROR_BYTES:
         content = call.errors.error_of_engine(answer.status, content)
         headers[hdrs.CONTENT_TYPE] = "application/json"
-    if len(content) > PART_BYTES:
-        return await _send_in_parts(call, answer.status, headers, content)
-    response = web.Response(status=answer.status, headers=headers, body=content)
+    response: web.StreamResponse
+    if whole := len(content) <= PART_BYTES:
+        response = web.Response(status=answer.status, headers=headers, body=content)
+    else:
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        response.content_length = len(content)
     await call.start(response)
-    await call.finish()
-    return response
-
-
-async def _send_in_parts(
-    call: Call, status: int, headers: CIMultiDict[str], content: bytes
-) -> web.StreamResponse:
-    response = web.StreamResponse(status=status, headers=headers)
-    response.content_length = len(content)
-    await call.start(response)
-    for start in range(0, len(content), PART_BYTES):
+    for start in range(0, 0 if whole else len(content), PART_BYTES):
         await call.write(content[start : start + PART_BYTES])
     await call.finish()
     return response

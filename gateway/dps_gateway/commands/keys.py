@@ -5,32 +5,18 @@ import fcntl
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from dps_gateway.auth import HASHED, Key, digest_of, parse_key, read_key_file
-from dps_gateway.config import ConfigError, replace_text
+from dps_gateway.auth import HASHED, KEY_OPTIONS, Key, digest_of, parse_key, read_key_file
+from dps_gateway.config import ConfigError
 
 KEY_BYTES: Final = 32
 NEW_FILE_MODE: Final = 0o600
-OPTIONS: Final = {
-    "expires": ("--expires", "TIME", "when the key expires, such as 2027-01-31 (UTC)"),
-    "models": ("--models", "NAME[,NAME]", "the only models that the key may use"),
-    "maxInFlight": ("--max-in-flight", "NUMBER", "maximum number of its requests in flight"),
-    "requestsPerMinute": ("--requests-per-minute", "NUMBER", "maximum number of its requests per minute"),
-    "tokensPerMinute": (
-        "--tokens-per-minute",
-        "NUMBER",
-        "tokens of prompts and answers per minute after which its requests are refused",
-    ),
-    "urgency": ("--urgency", "NUMBER", "the highest priority that it may request, from 0 to 7"),
-}
-"""The options of a line of the key file: the command's option, its placeholder and its description."""
-
-Lines = list[str]
 
 
 def main(argv: list[str]) -> int:
@@ -63,8 +49,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("add", _add, "generate a key and print it; the file contains only its hash")
     add.add_argument("tenant", help="the tenant that the key identifies")
-    for name, (flag, metavar, text) in OPTIONS.items():
-        add.add_argument(flag, dest=name, metavar=metavar, help=text)
+    for name, (field, _, metavar, text) in KEY_OPTIONS.items():
+        add.add_argument(f"--{field.replace('_', '-')}", dest=name, metavar=metavar, help=text)
     command("list", _list, "list the keys with their ids, tenants and limits")
     revoke = command("revoke", _revoke, "remove a key")
     revoke.add_argument("id", help="the key's id, as printed by 'dps keys list'")
@@ -77,7 +63,7 @@ def _add(arguments: argparse.Namespace) -> int:
         raise ValueError(f"the tenant '{tenant}' must not contain a colon or white space, or begin with '#'")
     secret = "sk-" + secrets.token_urlsafe(KEY_BYTES)
     line = f"{tenant}:{HASHED}{digest_of(secret).hex()}"
-    for name in OPTIONS:
+    for name in KEY_OPTIONS:
         if (value := getattr(arguments, name)) is not None:
             if value.split() != [value]:
                 raise ValueError(f"{name}={value} must not contain white space")
@@ -124,7 +110,7 @@ def _revoke(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
+def _edited(path: Path, *, create: bool = False) -> Iterator[list[str]]:
     """The lines of the key file, which is replaced atomically if they have changed when the block ends.
 
     The folder is locked, so that concurrent commands do not overwrite each other's changes.
@@ -139,6 +125,25 @@ def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
         yield lines
         if lines != before:
             text = "".join(f"{line}\n" for line in lines)
-            replace_text(path, text, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
+            _replace(path, text, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
     finally:
         os.close(folder)
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    """Replace a file, so that a reader sees either the old content or the new. Raises OSError.
+
+    `mode`: the permissions of the new file.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:  # also when it is interrupted
+            os.unlink(file.name)
+            raise

@@ -105,7 +105,7 @@ def end_server_span(span: Span, status: int, error: BaseException | None = None)
     if span.is_recording():
         span.set_attribute("http.response.status_code", status)
         if error is not None:
-            span.set_attribute("error.type", type(error).__name__)
+            span.set_attribute("error.type", _type(error))
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR))
     span.end()
@@ -113,8 +113,13 @@ def end_server_span(span: Span, status: int, error: BaseException | None = None)
 
 def fail_span(span: Span, error: BaseException) -> None:
     """Mark an open span as failed with `error`."""
-    span.set_attribute("error.type", type(error).__name__)
+    span.set_attribute("error.type", _type(error))
     span.set_status(Status(StatusCode.ERROR))
+
+
+def _type(error: BaseException) -> str:
+    """The name of the error's class, unless the error states another name."""
+    return str(getattr(error, "error_type", type(error).__name__))
 
 
 def span_reference(span: Span) -> str:
@@ -155,11 +160,6 @@ def _provider(settings: Telemetry) -> TracerProvider | None:
     return provider
 
 
-def otlp_http_url(endpoint: str) -> str:
-    """The URL that spans are posted to, given the collector's base URL."""
-    return endpoint.rstrip("/") + OTLP_HTTP_TRACES_PATH
-
-
 def _exporter(settings: Telemetry, endpoint_set: bool) -> SpanExporter:
     """The exporter for the configured protocol. Its library reads the environment if no endpoint is passed."""
     endpoint = None if endpoint_set else settings.otlp_endpoint
@@ -175,4 +175,4 @@ def _exporter(settings: Telemetry, endpoint_set: bool) -> SpanExporter:
         return GrpcExporter(endpoint=endpoint, insecure=insecure)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    return HttpExporter(endpoint=otlp_http_url(endpoint) if endpoint is not None else None)
+    return HttpExporter(endpoint and endpoint.rstrip("/") + OTLP_HTTP_TRACES_PATH)

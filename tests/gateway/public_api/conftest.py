@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from dps_gateway.api.listener import server_log
 from dps_gateway.api.public import public_app
+from dps_gateway.app import server_log
 from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import Runtime
 from dps_testkit.in_process_gateway import InProcessGateway, ScriptedEngine

@@ -187,6 +187,6 @@ async def test_simulation_needs_json_and_the_lab(
     async with gateway.client.post(url, json=options) as response:
         result = await response.json()
     assert (result["turns"], result["then"]["speculative_share"]) == (2, 0)
-    monkeypatch.setattr("dps_gateway.api.page.simulation.find_spec", lambda name: None)
+    monkeypatch.setattr("dps_gateway.api.page.find_spec", lambda name: None)
     async with gateway.client.post(url, json=options) as response:
         assert (response.status, "dps-router[lab]" in await response.text()) == (422, True)

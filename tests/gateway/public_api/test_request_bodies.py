@@ -66,7 +66,7 @@ async def buffered(gateway: InProcessGateway, size: int) -> None:
 async def test_body_that_arrives_too_slowly_is_refused(
     gateway: InProcessGateway, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dps_gateway.api.body.BODY_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("dps_gateway.api.call.BODY_GRACE_SECONDS", 0.2)
     configure(gateway, "limits", min_body_bytes_per_second=1000)
     upload = Upload(gateway, path, 500)
     await upload.begin()
@@ -111,7 +111,7 @@ async def test_request_is_not_sent_to_an_engine_after_its_deadline(
 async def test_body_that_arrives_at_the_minimum_rate_is_accepted(
     gateway: InProcessGateway, rate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dps_gateway.api.body.BODY_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("dps_gateway.api.call.BODY_GRACE_SECONDS", 1.0)
     configure(gateway, "timeouts", body_seconds=30.0)
     configure(gateway, "limits", min_body_bytes_per_second=rate)
     body = json.dumps(chat()).encode()

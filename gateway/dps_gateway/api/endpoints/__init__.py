@@ -3,10 +3,9 @@
 from typing import Final
 
 from dps_gateway.api.endpoints.base import Endpoint
-from dps_gateway.api.endpoints.chat import CHAT
-from dps_gateway.api.endpoints.completions import COMPLETIONS
 from dps_gateway.api.endpoints.generate import GENERATE
 from dps_gateway.api.endpoints.messages import MESSAGES
+from dps_gateway.api.endpoints.openai import CHAT, COMPLETIONS
 from dps_gateway.api.endpoints.responses import RESPONSES
 from dps_gateway.api.errors import OpenAIErrors
 

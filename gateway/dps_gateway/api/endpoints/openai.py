@@ -1,4 +1,4 @@
-"""What /v1/chat/completions and /v1/completions have in common. This module performs no I/O."""
+"""POST /v1/chat/completions and POST /v1/completions. This module performs no I/O."""
 
 import re
 from collections.abc import Callable, Mapping, Set
@@ -6,9 +6,19 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.api.endpoints.base import DeliveredText, NotContinuable, TextEndpoint, is_plain, string
+from dps_gateway.api.endpoints.base import (
+    DeliveredText,
+    NotContinuable,
+    TextEndpoint,
+    is_plain,
+    limit,
+    refuse_empty,
+    string,
+    text_prompts,
+)
 from dps_gateway.api.errors import BadRequest
 from dps_gateway.engine.usage import Usage, fetched_tokens, text_or_none, token_count, total
+from dps_gateway.prompt.renderer import Prompt, PromptRenderer
 
 USAGE_FIELD: Final = "stream_options"
 SOURCES_FIELD: Final = "return_cached_tokens_details"
@@ -25,11 +35,12 @@ DONE: Final = b"data: [DONE]\n\n"
 _ALONE: Final = re.compile(rb',\s*"sglext":\s*\{\s*"([a-z_]+)":\s*\{[^{}]*\}\s*\}')
 """An extension with one field, whose name is group 1."""
 
+_DELTA_FIELDS: Final = frozenset({"role", "content"})
 _HEAD_FIELDS: Final = ("id", "object", "created", "model")
 _CHOICE_FIELDS: Final = frozenset({"index", "delta", "text", "finish_reason", "matched_stop", "stop_reason"})
 
 
-class OpenAIEndpoint(TextEndpoint):
+class _OpenAIEndpoint(TextEndpoint):
     """An endpoint with `choices`. A stream reports usage only if the request sets stream_options.include_usage.
 
     SGLang reports the sources of cached tokens and the accepted drafts in its extension `sglext` if the request asks
@@ -84,7 +95,7 @@ class OpenAIEndpoint(TextEndpoint):
         match event.get("choices"):
             case []:
                 received.usage_sent = received.usage_sent or bool(event.get("usage"))
-            case [{"index": 0} as choice] if has_only(choice, _CHOICE_FIELDS):
+            case [{"index": 0} as choice] if _has_only(choice, _CHOICE_FIELDS):
                 received.text += self.text_of(choice)
                 received.event = event
                 received.finished = received.finished or choice.get("finish_reason") is not None
@@ -121,7 +132,65 @@ class OpenAIEndpoint(TextEndpoint):
         return b"".join(b"data: " + orjson.dumps(head | event) + b"\n\n" for event in events) + DONE
 
 
-def has_only(owner: Mapping[str, Any], known: frozenset[str]) -> bool:
+class _Chat(_OpenAIEndpoint):
+    path = "/v1/chat/completions"
+    operation = "chat"
+    _empty: Mapping[str, Any] = {"delta": {}}
+
+    def prompts(self, renderer: PromptRenderer, body: dict[str, Any]) -> list[Prompt]:
+        ids = body.get("input_ids")  # an SGLang extension: a prompt that is already tokenized
+        if isinstance(ids, list):
+            refuse_empty(ids)
+        return [renderer.chat(body)]
+
+    def continuable(self, body: Mapping[str, Any]) -> bool:
+        match body.get("messages"):
+            case [*_, {"role": "assistant", "content": content}]:
+                # Without continue_final_message, SGLang makes this message one of the user.
+                continued = body.get("continue_final_message") is True and isinstance(content, str)
+            case [*_, {}]:
+                continued = not body.get("continue_final_message")
+            case _:
+                continued = False
+        chosen = body.get("tool_choice")
+        return continued and (chosen is None or chosen in ("auto", "none")) and super().continuable(body)
+
+    def text_of(self, choice: dict[str, Any]) -> str:
+        delta = choice.get("delta")
+        if not isinstance(delta, dict) or not _has_only(delta, _DELTA_FIELDS):
+            raise NotContinuable("a delta has something other than content")
+        return string(delta.get("content"))
+
+    def rest_request(self, body: Mapping[str, Any], text: str, tokens: int) -> dict[str, Any] | None:
+        rest = dict(body)
+        if text:
+            messages, begun = body["messages"], ""
+            if body.get("continue_final_message"):
+                messages, begun = messages[:-1], messages[-1]["content"]
+            rest["messages"] = [*messages, {"role": "assistant", "content": begun + text}]
+            # vLLM refuses requests that add a generation prompt as well; SGLang ignores the second field.
+            rest |= {"continue_final_message": True, "add_generation_prompt": False}
+        limits = ("max_tokens", "max_completion_tokens", "min_tokens")
+        return rest if limit(rest, text, tokens, *limits) else None
+
+
+class _Completions(_OpenAIEndpoint):
+    path = "/v1/completions"
+    operation = "text_completion"
+
+    def prompts(self, renderer: PromptRenderer, body: dict[str, Any]) -> list[Prompt]:
+        return text_prompts(renderer, body.get("prompt"))
+
+    def continuable(self, body: Mapping[str, Any]) -> bool:
+        return isinstance(body.get("prompt"), str) and super().continuable(body)
+
+    def rest_request(self, body: Mapping[str, Any], text: str, tokens: int) -> dict[str, Any] | None:
+        rest = {"max_tokens": 16, **body}  # the default of SGLang and vLLM
+        rest["prompt"] += text
+        return rest if limit(rest, text, tokens, "max_tokens", "min_tokens") else None
+
+
+def _has_only(owner: Mapping[str, Any], known: frozenset[str]) -> bool:
     """Whether no other field than the known ones has a value."""
     return all(name in known or not value for name, value in owner.items())
 
@@ -172,3 +241,7 @@ def _verifications(document: Any) -> int | None:
     details = _details(document).get("spec_tokens_details")
     each = details if isinstance(details, list) else [details]
     return total([token_count(one.get("spec_verify_ct")) if isinstance(one, dict) else None for one in each])
+
+
+CHAT: Final = _Chat()
+COMPLETIONS: Final = _Completions()
