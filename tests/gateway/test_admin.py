@@ -10,21 +10,9 @@ from aiohttp.test_utils import TestServer
 
 from dps_gateway.api.admin import admin_app, is_local, redacted
 from dps_gateway.config import GatewayConfig, Listen
-from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.entries import Pointer, pointer_key, record_key
-from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.record import CachedOn, Point, Record
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
-
-SCOPE = Scope.of("m", "")
-SESSION = SessionId.of_client(SCOPE, "s")
-POINT = Point(1, "d" * 22, 10, 5, 7, (CachedOn(Pool.GREEDY, "aaaa"),))
-RECORD_KEY = record_key(SCOPE, SESSION)
-RECORD = Record((POINT,)).encode().decode()
-POINTER_KEY = pointer_key(SCOPE, SESSION.tag, POINT.digest)
-POINTER = Pointer(SESSION, POINT).encode().decode()
 
 
 @pytest.fixture

@@ -5,16 +5,8 @@ import random
 
 import pytest
 
-from dps_gateway.upstream.admission import PoolEmpty, PoolFull, Slot
+from dps_gateway.upstream.admission import PoolEmpty, Slot
 from tests.gateway.engine_pool import NO_REPLICA, SinglePool
-
-
-async def test_wait_in_the_queue_is_bounded() -> None:
-    engines = SinglePool("a")
-    await engines.acquire("s", NO_REPLICA, 1.0)
-    with pytest.raises(PoolFull, match=r"was busy for 0.01 s"):
-        await engines.acquire("s", NO_REPLICA, 0.01)
-    assert engines.queued == 0
 
 
 async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
@@ -27,16 +19,6 @@ async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
     assert not newcomer.done()
     (await waiting).release()
     assert (await newcomer).replica is held.replica
-
-
-async def test_queued_requests_fail_at_once_when_the_last_replica_is_lost() -> None:
-    engines = SinglePool("a")
-    held = await engines.acquire("s", NO_REPLICA, 1.0)
-    waiting = [await engines.request() for _ in range(3)]
-    engines.mark_unavailable(held.replica)
-    held.release()
-    results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(result) for result in results] == [PoolEmpty] * 3
 
 
 async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_token() -> None:

@@ -215,7 +215,10 @@ async def test_content_of_the_config_map_is_used_until_the_kubelet_updates_the_f
     assert threshold_after() == 4, "the watch has failed, and the file is newer"
 
 
-async def test_invalid_content_of_the_config_map_is_refused(file: Path, runtime: Runtime) -> None:
-    receive_config("model: {}", ConfigFile(file), runtime)
+async def test_invalid_content_of_the_config_map_is_refused(
+    file: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    receive_config(with_threshold(-1), ConfigFile(file), runtime)
+    assert "routing.thresholdTokens" in caplog.text
     assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 0
-    assert runtime.config.model.name == "m"
+    assert runtime.config.routing.threshold_tokens == 128

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.config import parse_config
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, PolicyInput, Reason
@@ -13,27 +12,11 @@ from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.session.store import StoreUnavailable
 from dps_gateway.shared_learning import ENOUGH_TURNS, LIVE_SECONDS, SharedLearning, learned_key
 from dps_testkit.clock import ManualClock
+from tests.gateway.adaptive_turns import answer
 
 KEY = "dps:learned:test"
 
-OBSERVATION = Observation(
-    pool=Pool.GREEDY,
-    replica="engine",
-    prompt_tokens=100,
-    delta_tokens=100,
-    expected=PromptTokens(held=0, fetchable=0, prefill=100),
-    cached_tokens=0,
-    fetched_tokens=0,
-    output_tokens=10,
-    load=0,
-    decoding_load=0,
-    running_limit=None,
-    queued_prefill_tokens=0,
-    later_prefill_tokens=0,
-    first_token_seconds=None,
-    total_seconds=1.0,
-    number=1,
-)
+OBSERVATION = answer(Pool.GREEDY, seconds_per_token=0.01)
 
 
 class Store:

@@ -112,15 +112,6 @@ async def test_foreign_value_does_not_block_the_commits_behind_it(
     assert await gateway.store.flush() == 0
 
 
-async def test_mirror_keeps_the_commits_that_a_full_redis_rejects(backend: FakeBackend) -> None:
-    gateway = Gateway(backend)
-    await gateway.commit(1)
-    backend.full = True
-    await gateway.commit(2)
-    assert await gateway.turns() == (StateSource.REDIS, [2, 1])
-    assert await Gateway(backend).turns() == (StateSource.REDIS, [1])
-
-
 async def test_record_is_restored_after_redis_lost_its_data(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     await gateway.commit(1)
