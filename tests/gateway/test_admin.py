@@ -1,7 +1,6 @@
 """The admin port: the token that protects sessions, the decision log, and what is shown of the configuration."""
 
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -9,20 +8,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.api.admin import admin_app, is_local, redacted
-from dps_gateway.config import GatewayConfig, Listen
+from dps_gateway.config import Listen
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_testkit.tokenizers import shared_tokenizer
-
-
-@pytest.fixture
-async def runtime() -> AsyncIterator[Runtime]:
-    pool = {"endpoints": ["http://127.0.0.1:1"]}
-    config = {"model": {"name": "m", "tokenizer": "x"}, "pools": {"speculative": pool, "greedy": pool}}
-    runtime = Runtime(GatewayConfig.model_validate(config), shared_tokenizer())
-    yield runtime
-    await runtime.close()
-
 
 PROTECTED = [("GET", "/decisions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s")]
 OPEN = [("GET", path) for path in ("/livez", "/metrics", "/pools", "/config")]

@@ -58,24 +58,16 @@ def tenant(runtime: Runtime, key: str) -> str:
     return runtime.keys.key(CIMultiDict({"Authorization": f"Bearer {key}"})).tenant
 
 
-async def test_new_content_of_the_keys_file_replaces_the_keys(source: ConfigFile, runtime: Runtime) -> None:
-    assert not source.changed()
-    write("keys", "team:sk-new")
-    assert source.changed()
-    assert reload_config(source, runtime)
+async def test_new_content_of_files_with_keys_replaces_the_keys(source: ConfigFile, runtime: Runtime) -> None:
+    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
+    for name, content in (("keys", "team:sk-new"), ("engine-key", "engine-new")):
+        assert not source.changed()
+        write(name, content)
+        assert source.changed()
+        assert reload_config(source, runtime)
     assert tenant(runtime, "sk-new") == "team"
     with pytest.raises(Unauthorized):
         tenant(runtime, "sk-old")
-    assert not source.changed()
-
-
-async def test_new_content_of_an_api_key_file_replaces_the_engines_key(
-    source: ConfigFile, runtime: Runtime
-) -> None:
-    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
-    write("engine-key", "engine-new")
-    assert source.changed()
-    assert reload_config(source, runtime)
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
 
 

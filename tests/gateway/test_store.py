@@ -4,22 +4,16 @@ import asyncio
 
 import pytest
 
-from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import Record
 from dps_gateway.session.redis import FAILURES_TO_OPEN, PAUSE_SECONDS, Breaker
 from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
 from tests.gateway.session_backend import FakeBackend
+from tests.gateway.session_records import point
 
 SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")
-
-
-def point(turn: int, digest: str = "") -> Point:
-    return Point(
-        turn, digest or f"d{turn}", 100 * turn, 25 * turn, 25 * turn, (CachedOn(Pool.GREEDY, "aaaa"),)
-    )
 
 
 class Gateway:
@@ -37,7 +31,7 @@ class Gateway:
         snapshot = await self.store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
         await self.store.commit(
-            SCOPE, snapshot, SESSION, base, point(turn, digest), next(iter(base.points), None)
+            SCOPE, snapshot, SESSION, base, point(turn, digest=digest), next(iter(base.points), None)
         )
 
 
@@ -58,26 +52,17 @@ async def test_commit_is_retried_after_one_timeout(backend: FakeBackend) -> None
 async def test_commit_made_during_an_outage_is_written_when_redis_is_available_again(
     backend: FakeBackend,
 ) -> None:
+    """It is merged with newer turns that others have committed meanwhile."""
     gateway, other = Gateway(backend), Gateway(backend)
     await gateway.commit(1)
     backend.unavailable = True
     await gateway.commit(2)
     assert await gateway.store.flush() == 0
-    backend.unavailable = False
-    assert await gateway.store.flush() == 1
-    assert await other.turns() == (StateSource.REDIS, [2, 1])
-    assert await gateway.store.flush() == 0
-
-
-async def test_commit_made_during_an_outage_is_merged_with_newer_turns(backend: FakeBackend) -> None:
-    gateway, other = Gateway(backend), Gateway(backend)
-    await gateway.commit(1)
-    backend.unavailable = True
-    await gateway.commit(2)
     backend.unavailable = False
     await other.commit(3)
-    await gateway.store.flush()
+    assert await gateway.store.flush() == 1
     assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
+    assert await gateway.store.flush() == 0
 
 
 async def test_late_write_of_a_turn_keeps_a_later_turn_that_is_not_written_yet(backend: FakeBackend) -> None:

@@ -18,6 +18,7 @@ from tests.gateway.public_api.test_failures_in_answers import (
     response,
     typed,
 )
+from tests.gateway.servers import configure
 
 SECONDS = 0.1
 COMMENT = b": heartbeat\n\n"
@@ -42,13 +43,7 @@ STREAMS: dict[str, tuple[bytes, bytes]] = {
 
 @pytest.fixture(autouse=True)
 def frequent(gateway: InProcessGateway) -> None:
-    configure(gateway, SECONDS)
-
-
-def configure(gateway: InProcessGateway, seconds: float) -> None:
-    config = gateway.runtime.config
-    timeouts = config.timeouts.model_copy(update={"heartbeat_seconds": seconds})
-    gateway.runtime.apply(config.model_copy(update={"timeouts": timeouts}))
+    configure(gateway.runtime, "timeouts", heartbeat_seconds=SECONDS)
 
 
 def slowly(engine: ScriptedEngine, *pieces: bytes, pause_seconds: float = 3 * SECONDS) -> None:
@@ -103,7 +98,7 @@ async def test_headers_that_the_first_heartbeat_cannot_know_are_missing(
 async def test_stream_without_silence_and_unary_answer_have_no_heartbeats(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    configure(gateway, 1.0)
+    configure(gateway.runtime, "timeouts", heartbeat_seconds=1.0)
     slowly(engine, *[CONTENT] * 4, DONE, pause_seconds=0.3)
     answer, content = await gateway.post(json=chat(stream=True))
     assert content == CONTENT * 4 + DONE
@@ -114,7 +109,7 @@ async def test_stream_without_silence_and_unary_answer_have_no_heartbeats(
         return web.json_response({"choices": []})
 
     engine.answer = late
-    configure(gateway, SECONDS)
+    configure(gateway.runtime, "timeouts", heartbeat_seconds=SECONDS)
     assert (await gateway.post(json=chat()))[1] == b'{"choices": []}'
 
 
