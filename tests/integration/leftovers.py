@@ -34,11 +34,8 @@ async def replicas_ready(gateway: Gateway, number: int, **labels: str) -> None:
 
 def entries_of(log: Path) -> list[dict[str, Any]]:
     """The entries of a decision log so far."""
-    return (
-        [json.loads(line) for line in log.read_text().rpartition("\n")[0].splitlines()]
-        if log.exists()
-        else []
-    )
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 async def decisions(log: Path, number: int) -> list[dict[str, Any]]:

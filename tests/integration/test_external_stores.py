@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -35,28 +34,22 @@ TIMEOUT_SECONDS = 10
 """The gateway's time limit for a request. On a busy machine, a TLS handshake can take longer than the default."""
 
 
-@dataclass(frozen=True)
-class Store:
-    """The plain values of a store's Secret."""
-
-    secret: dict[str, str]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The fields of a DPSRouter that uses the store, and a tokenizer on this machine."""
-        references = {"urlSecretRef": "url", "caSecretRef": "ca.crt"}
-        section: dict[str, Any] = {
-            field: {"name": NAME, "key": key} for field, key in references.items() if key in self.secret
-        }
-        section["timeoutSeconds"] = TIMEOUT_SECONDS
-        return {"model": {"name": MODEL, "tokenizer": str(bundled_tokenizer())}, "sessionStore": section}
+SPEC: Final[dict[str, Any]] = {
+    "model": {"name": MODEL, "tokenizer": str(bundled_tokenizer())},
+    "sessionStore": {
+        "urlSecretRef": {"name": NAME, "key": "url"},
+        "caSecretRef": {"name": NAME, "key": "ca.crt"},
+        "timeoutSeconds": TIMEOUT_SECONDS,
+    },
+}
+"""The fields of a DPSRouter that uses the store, and a tokenizer on this machine."""
 
 
-def gateway_pod(name: str, store: Store) -> GatewayPod:
-    """The pod of a DPSRouter's gateway."""
-    made = children(router({**SMALLEST, **store.spec}, name), SETTINGS, "")
+def gateway_pod(name: str, secret: dict[str, str]) -> GatewayPod:
+    """The pod of a DPSRouter's gateway. secret: the plain values of the store's Secret."""
+    made = children(router({**SMALLEST, **SPEC}, name), SETTINGS, "")
     entries = {credential_entry(each, "gateway", ADMIN_TOKEN_KEY): "token" for each in ROUTERS}
-    return GatewayPod.of(made, {NAME: store.secret, CREDENTIALS: entries})
+    return GatewayPod.of(made, {NAME: secret, CREDENTIALS: entries})
 
 
 async def set_password(server: RedisServer, password: str, previous: str = "") -> None:
@@ -95,9 +88,9 @@ async def test_routers_that_share_a_store_keep_separate_sessions_when_its_passwo
         tls_in_front_of(server := await processes.start_redis(), certificate, tmp_path / "key.pem") as port,
     ):
 
-        def store(password: str) -> Store:
+        def store(password: str) -> dict[str, str]:
             url = f"rediss://:{password}@localhost:{port}/0?ssl_ca_certs={CA_FILE}"
-            return Store({"url": url, "ca.crt": certificate.read_text()})
+            return {"url": url, "ca.crt": certificate.read_text()}
 
         await set_password(server, "old")
         pods = {name: gateway_pod(name, store("old")) for name in ROUTERS}
