@@ -1,7 +1,6 @@
 """The admin port: the token that protects sessions, the decision log, and what is shown of the configuration."""
 
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -9,31 +8,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.api.admin import admin_app, is_local, redacted
-from dps_gateway.config import GatewayConfig, Listen
-from dps_gateway.pool import Pool
+from dps_gateway.config import Listen
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.record import CachedOn, Point, Pointer, Record, pointer_key, record_key
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_testkit.tokenizers import shared_tokenizer
-
-SCOPE = Scope.of("m", "")
-SESSION = SessionId.of_client(SCOPE, "s")
-POINT = Point(1, "d" * 22, 10, 5, 7, (CachedOn(Pool.GREEDY, "aaaa"),))
-RECORD_KEY = record_key(SCOPE, SESSION)
-RECORD = Record((POINT,)).encode().decode()
-POINTER_KEY = pointer_key(SCOPE, SESSION.tag, POINT.digest)
-POINTER = Pointer(SESSION, POINT).encode().decode()
-
-
-@pytest.fixture
-async def runtime() -> AsyncIterator[Runtime]:
-    pool = {"endpoints": ["http://127.0.0.1:1"]}
-    config = {"model": {"name": "m", "tokenizer": "x"}, "pools": {"speculative": pool, "greedy": pool}}
-    runtime = Runtime(GatewayConfig.model_validate(config), shared_tokenizer())
-    yield runtime
-    await runtime.close()
-
 
 PROTECTED = [("GET", "/decisions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s")]
 OPEN = [("GET", path) for path in ("/livez", "/metrics", "/pools", "/config")]

@@ -1,15 +1,17 @@
-"""The queue that both pools share: which slot a waiting request takes, and its place by priority."""
+"""The queue that both pools share: which slot a waiting request takes, its place by priority, and empty pools."""
 
 import asyncio
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dps_gateway.api.call import urgency_of
 from dps_gateway.auth import Key
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull, SlotRequest
-from tests.gateway.engine_pool import PoolPair
+from tests.gateway.engine_pool import LONG_SECONDS, PoolPair
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
 
@@ -122,3 +124,49 @@ async def test_waits_for_the_first_replica_and_for_a_free_one_have_one_time_limi
     with pytest.raises(PoolFull, match="the greedy pool was busy"):
         await second
     assert time.monotonic() - started < 1.9 * limit
+
+
+async def test_request_is_refused_if_no_replica_becomes_ready_in_time() -> None:
+    pair = PoolPair()
+    waiting = await pair.request(*BOTH, wake_seconds=0.01)
+    with pytest.raises(PoolEmpty, match=r"no replica of either pool became ready within 0\.01 s"):
+        await waiting
+    assert len(pair.admission) == 0
+
+
+events = st.tuples(st.sampled_from(["request", "wake", "sleep", "release", "cancel"]), st.sampled_from(Pool))
+
+
+@given(st.lists(events, max_size=40))
+def test_no_request_is_refused_or_lost_whatever_happens_to_the_pools(events: list[tuple[str, Pool]]) -> None:
+    async def run() -> None:
+        pair, tasks = PoolPair(slots=2), []
+        cancelled = 0
+        for kind, pool in events:
+            engines = pair.pools[pool]
+            match kind:
+                case "request":
+                    tasks.append(await pair.request(pool, pool.other, wake_seconds=LONG_SECONDS))
+                case "wake":
+                    pair.start(pool)
+                case "sleep" if engines.in_flight == 0:  # as the operator does: only an idle pool
+                    engines.set_endpoints([])
+                case "release" if engines.in_flight:
+                    pair.release(pool)
+                case "cancel" if waiting := [task for task in tasks if not task.done()]:
+                    waiting[0].cancel()
+                    cancelled += 1
+            await asyncio.sleep(0)
+            assert sum(each.in_flight for each in pair.pools.values()) <= 4
+        pair.start(*Pool)
+        while len(pair.admission):
+            for pool in Pool:
+                if pair.pools[pool].in_flight:
+                    pair.release(pool)
+            await asyncio.sleep(0)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        failures = [each for each in results if not isinstance(each, Pool)]
+        assert all(isinstance(each, asyncio.CancelledError) for each in failures)
+        assert len(failures) <= cancelled
+
+    asyncio.run(run())

@@ -165,40 +165,6 @@ def test_beginning_of_a_stop_string_is_not_continued(stop: Any, lost: bool) -> N
         assert CHAT.rest_request(CHAT_BODY | {"stop": stop}, "a b", tokens=2)
 
 
-def test_parts_of_a_chat_become_one_answer() -> None:
-    first = delta(role="assistant", content="a") | {"created": 1, "model": "m"}
-    rest = Continuation(CHAT, received(CHAT, first), tokens=3, prompt_tokens=9)
-    counts = {"prompt_tokens": 12, "completion_tokens": 2, "total_tokens": 14}
-    usage = {**counts, "prompt_tokens_details": {"cached_tokens": 11}}
-    events = b"".join(
-        [
-            event(delta("second", role="assistant", content="")),
-            event(delta("second", role="assistant", content="b") | {"created": 2, "model": "other"}),
-            b": comment\n\n",
-            event(delta("second", finish="stop")),
-            event({"id": "second", "choices": [], "usage": usage}),
-            DONE,
-        ]
-    )
-    joined = rest.feed(events)
-    assert b": comment\n\n" in joined
-    assert joined.endswith(DONE)
-    assert documents(joined.replace(b": comment\n\n", b"")) == [
-        delta(content="b") | {"created": 1, "model": "m"},
-        delta(finish="stop"),
-        {
-            "id": "first",
-            "choices": [],
-            "usage": {
-                "prompt_tokens": 9,
-                "completion_tokens": 5,
-                "total_tokens": 14,
-                "prompt_tokens_details": {"cached_tokens": 9},
-            },
-        },
-    ]
-
-
 def test_events_of_generate_repeat_the_whole_answer() -> None:
     part = received(GENERATE, generated("a", output_ids=[7]))
     rest = Continuation(GENERATE, part, tokens=1, prompt_tokens=4)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from dps_gateway.config import ConfigError, ConfigMapRef, ServiceRef
 from dps_gateway.kubernetes_api import ApiServer, replica_urls, watch_config_map, watch_service
+from tests.gateway.servers import serving
 
 ONE = "http://10.0.0.1:30000"
 SERVICE = ServiceRef(name="demo-greedy", namespace="llm", port=30000)
@@ -107,12 +107,10 @@ class FakeApiServer:
 async def test_expired_watch_is_followed_by_a_new_list(tmp_path: Path) -> None:
     fake = FakeApiServer()
     fake.slices = [endpoint_slice("a", "10.0.0.1")]
-    app = web.Application()
-    app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices", fake.handle)
     (tmp_path / "token").write_text("token-of-the-pod\n")
     found: asyncio.Queue[list[str]] = asyncio.Queue()
-    async with TestServer(app) as server:
-        api = ApiServer(str(server.make_url("")).rstrip("/"), tmp_path / "token", tmp_path / "ca.crt")
+    async with serving(fake.handle, "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices") as url:
+        api = ApiServer(url, tmp_path / "token", tmp_path / "ca.crt")
         watching = asyncio.create_task(watch_service(api, SERVICE, found.put_nowait))
         try:
             assert await found.get() == ["http://10.0.0.1:30000"]
@@ -157,12 +155,10 @@ async def test_content_of_the_config_map_is_received_at_first_and_after_each_cha
     def event(kind: str, **data: str) -> dict[str, Any]:
         return {"type": kind, "object": {"metadata": {"name": "demo-gateway"}, "data": data}}
 
-    app = web.Application()
-    app.router.add_get("/api/v1/namespaces/llm/configmaps", handle)
     (tmp_path / "token").write_text("token-of-the-pod\n")
     found: asyncio.Queue[str] = asyncio.Queue()
-    async with TestServer(app) as server:
-        api = ApiServer(str(server.make_url("")).rstrip("/"), tmp_path / "token", tmp_path / "ca.crt")
+    async with serving(handle, "/api/v1/namespaces/llm/configmaps") as url:
+        api = ApiServer(url, tmp_path / "token", tmp_path / "ca.crt")
         watching = asyncio.create_task(watch_config_map(api, CONFIG_MAP, found.put_nowait))
         try:
             watches[0].put_nowait(event("ADDED", **{"config.yaml": "first"}))

@@ -7,15 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.routing.decision import CachedPrompt, CacheUnits, PoolView, PromptTokens
 from dps_gateway.upstream.health import MAX_ANSWER_BYTES, watch_configuration, watch_load
 from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
-from dps_testkit.waiting import wait_until
 from tests.gateway.engine_pool import SinglePool
+from tests.gateway.servers import AskedEngine, serving, until
 
 PROMPT = CachedPrompt(340, held={}, shared=300)
 TOKENS = PromptTokens(held=0, fetchable=300, prefill=40)
@@ -99,42 +97,14 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
     )
 
 
-class Engine:
-    """Answers requests for its load with `body`."""
-
-    def __init__(self) -> None:
-        self.status = 200
-        self.body = orjson.dumps(BUSY)
-        self.keys: list[str | None] = []
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.Response:
-        assert request.path_qs in (SGLang.load_path, SGLang.configuration_path)
-        self.keys.append(request.headers.get("Authorization"))
-        return web.Response(status=self.status, body=self.body)
-
-    async def polled(self) -> None:
-        """Wait for the second next request, when the answer to the next one has been processed."""
-        enough = len(self.keys) + 2
-
-        async def reached() -> bool:
-            return len(self.keys) >= enough
-
-        await wait_until(reached, "the engine is polled twice")
-
-
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    result = Engine()
-    app = web.Application()
-    for path in ("/v1/loads", "/server_info"):
-        app.router.add_get(path, result.handle)
-    async with TestServer(app) as server:
-        result.url = str(server.make_url("")).rstrip("/")
+async def engine() -> AsyncIterator[AskedEngine]:
+    result = AskedEngine(orjson.dumps(BUSY))
+    async with serving(result.handle, "/v1/loads", "/server_info") as result.url:
         yield result
 
 
-async def test_load_is_requested_with_the_pools_key_while_a_policy_needs_it(engine: Engine) -> None:
+async def test_load_is_requested_with_the_pools_key_while_a_policy_needs_it(engine: AskedEngine) -> None:
     engines = pool(engine.url, "http://127.0.0.1:9")  # nothing listens on the second port
     engines.api_key = "secret"
     wanted = False
@@ -145,7 +115,7 @@ async def test_load_is_requested_with_the_pools_key_while_a_policy_needs_it(engi
     await asyncio.sleep(0.05)
     assert engine.keys == []
     wanted = True
-    await engine.polled()
+    await engine.asked()
     assert [replica.other_load for replica in engines.replicas.values()] == [Load(3, 2, 900), NO_LOAD]
     assert set(engine.keys) == {"Bearer secret"}
     task.cancel()
@@ -161,16 +131,18 @@ async def test_load_is_requested_with_the_pools_key_while_a_policy_needs_it(engi
         pytest.param(200, orjson.dumps(BUSY) + b" " * MAX_ANSWER_BYTES, id="too long"),
     ],
 )
-async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, status: int, body: bytes) -> None:
+async def test_answer_that_is_not_a_load_counts_as_unknown(
+    engine: AskedEngine, status: int, body: bytes
+) -> None:
     engines = pool(engine.url)
     sglang = SGLang()
     task = asyncio.create_task(
         watch_load([engines], sglang.load_path, sglang.load_of, lambda: True, interval_seconds=0.01)
     )
-    await engine.polled()
+    await engine.asked()
     assert engines.replicas[engine.url].other_load == Load(3, 2, 900)
     engine.status, engine.body = status, body
-    await engine.polled()
+    await engine.asked()
     assert engines.replicas[engine.url].other_load == NO_LOAD
     assert not task.done()
     task.cancel()
@@ -246,16 +218,13 @@ async def test_replica_whose_limit_is_not_known_yet_receives_as_many_requests_as
 
 
 async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_was_unavailable(
-    engine: Engine,
+    engine: AskedEngine,
 ) -> None:
     engines, sglang = pool(engine.url), SGLang()
     replica = engines.replicas[engine.url]
 
     async def known(expected: Configuration) -> None:
-        async def reached() -> bool:
-            return replica.configuration == expected
-
-        await wait_until(reached, f"it is {expected}")
+        await until(lambda: replica.configuration == expected, f"it is {expected}")
 
     engine.status = 503
     task = asyncio.create_task(
@@ -263,7 +232,7 @@ async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_w
             [engines], sglang.configuration_path, sglang.configuration_of, interval_seconds=0.01
         )
     )
-    await engine.polled()
+    await engine.asked()
     assert replica.configuration is None
     engine.status, engine.body = 200, orjson.dumps({"page_size": 64})
     await known(Configuration(CacheUnits(64)))

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import FETCH_THRESHOLD_TOKENS, CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import CachedOn, Point
 from tests.gateway.session_records import GREEDY, SPECULATIVE, point, record
 
 OTHER = CachedOn(Pool.GREEDY, "othr")
 
-HISTORY = record(point(1, holder=SPECULATIVE), point(2), point(3))
 
 points = st.builds(
     Point,
@@ -32,24 +31,10 @@ def tokens(growth: Growth, length: int, holder: CachedOn, common: bool = True) -
     return growth.cached(length, common_prefix_cache=common).tokens(holder.replica)
 
 
-def test_prompt_that_extends_the_newest_point_has_grown() -> None:
-    growth = compare(HISTORY, lambda _: True)
-    assert growth.history is History.GROWN
-    assert growth.delta_tokens(340) == 40
-    assert tokens(growth, 340, GREEDY) == PromptTokens(held=300, fetchable=0, prefill=40)
-    assert tokens(growth, 340, SPECULATIVE) == PromptTokens(held=100, fetchable=0, prefill=240)
-
-
 def test_longest_prefix_wins_even_if_a_shorter_one_is_newer() -> None:
     compacted = record(point(1), point(2, length=900), point(3, length=150))
     growth = compare(compacted, lambda p: p.turn == 2)
     assert (growth.history, growth.delta_tokens(1000)) == (History.BRANCHED, 100)
-
-
-def test_prompt_that_extends_the_newest_point_of_an_older_conversation_has_grown() -> None:
-    interleaved = Record(()).with_turn(point(1), None).with_turn(point(2, length=70), None)
-    growth = compare(interleaved, lambda p: p.turn == 1)
-    assert (growth.history, growth.delta_tokens(130)) == (History.GROWN, 30)
 
 
 @given(counted=st.integers(0, 5000), added=st.integers(0, 5000), correction=st.integers(-200, 5000))

@@ -6,39 +6,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.upstream import health
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.health import watch_configuration, watch_generation, watch_health, watch_load
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
-from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS
 from tests.gateway.engine_pool import LONG_SECONDS, SinglePool
 from tests.gateway.open_files import no_free_files
-
-
-class Engine:
-    """Answers checks with `status`, or not at all if it is None."""
-
-    def __init__(self) -> None:
-        self.status: int | None = 200
-        self.checks = 0
-
-    async def check(self, request: web.Request) -> web.Response:
-        self.checks += 1
-        if self.status is None:
-            await asyncio.sleep(3600)
-        return web.Response(status=self.status or 200)
-
-    async def checked(self) -> None:
-        """Wait for two checks, so that the first has been evaluated."""
-        before = self.checks
-
-        async def twice() -> bool:
-            return self.checks >= before + 2
-
-        await wait_until(twice, "two checks")
+from tests.gateway.servers import AskedEngine, serving
 
 
 @pytest.mark.parametrize(
@@ -63,10 +40,8 @@ async def test_replica_is_unavailable_after_one_failed_health_check_or_several_l
         asked.put_nowait(status)
         return web.Response(status=await status)
 
-    app, pool = web.Application(), SinglePool()
-    app.router.add_get(SGLang.health_path, answer)
-    async with TestServer(app) as server:
-        pool.set_endpoints([str(server.make_url("")).rstrip("/")])
+    async with serving(answer, SGLang.health_path) as url:
+        pool = SinglePool(url)
         task = asyncio.create_task(watch_health([pool], SGLang.health_path, lambda: 0.01))
         for status in statuses:
             check = await asked.get()
@@ -78,15 +53,14 @@ async def test_replica_is_unavailable_after_one_failed_health_check_or_several_l
 
 
 async def test_check_that_the_gateway_cannot_send_says_nothing_about_the_replica() -> None:
-    engine, app, pool = Engine(), web.Application(), SinglePool()
-    app.router.add_get(SGLang.health_path, engine.check)
-    async with TestServer(app) as server:
-        pool.set_endpoints([str(server.make_url("")).rstrip("/")])
+    engine = AskedEngine()
+    async with serving(engine.handle, SGLang.health_path) as url:
+        pool = SinglePool(url)
         with no_free_files():
             task = asyncio.create_task(watch_health([pool], SGLang.health_path, lambda: 0.01))
             await asyncio.sleep(0.2)
-            assert (engine.checks, len(pool.ready)) == (0, 1)
-        await engine.checked()
+            assert (engine.keys, len(pool.ready)) == ([], 1)
+        await engine.asked()
         task.cancel()
 
 
@@ -119,43 +93,36 @@ async def test_engine_is_asked_while_100_others_do_not_answer(
         asked.set()
         return web.json_response({})
 
-    app, pool = web.Application(), SinglePool()
-    app.router.add_get(PATH, answer)
-    async with TestServer(app) as server:
+    async with serving(answer, PATH) as url:
         with socket.create_server(("0.0.0.0", 0), backlog=128) as silent:
             port = silent.getsockname()[1]
             others = [f"http://127.0.0.{number}:{port}" for number in range(1, 101)]
-            pool.set_endpoints([*others, str(server.make_url("")).rstrip("/")])
-            task = asyncio.create_task(watch(pool))
+            task = asyncio.create_task(watch(SinglePool(*others, url)))
             await asyncio.wait_for(asked.wait(), PATIENCE_SECONDS)
             task.cancel()
 
 
-class WatchedEngine:
+class WatchedEngine(AskedEngine):
     """An engine whose generation is checked after `silent_seconds` without a token."""
 
-    def __init__(self, engine: Engine, pool: EnginePool) -> None:
-        self.engine = engine
-        self.pool = pool
-        self.silent_seconds = 0.0
+    silent_seconds = 0.0
 
     @property
     def ready(self) -> int:
         return len(self.pool.ready)
 
+    async def watch(self) -> None:
+        self.pool = SinglePool(self.url)
+        path = SGLang.generation_path
+        await watch_generation([self.pool], path, lambda: 0.01, lambda: self.silent_seconds, 0.5)
+
 
 @pytest.fixture
 async def watched() -> AsyncIterator[WatchedEngine]:
-    engine, pool = Engine(), SinglePool()
-    app = web.Application()
-    app.router.add_get(SGLang.generation_path, engine.check)
-    async with TestServer(app) as server:
-        pool.set_endpoints([str(server.make_url("")).rstrip("/")])
-        result = WatchedEngine(engine, pool)
-        task = asyncio.create_task(
-            watch_generation([pool], SGLang.generation_path, lambda: 0.01, lambda: result.silent_seconds, 0.5)
-        )
-        yield result
+    engine = WatchedEngine()
+    async with serving(engine.handle, SGLang.generation_path) as engine.url:
+        task = asyncio.create_task(engine.watch())
+        yield engine
         task.cancel()
 
 
@@ -163,24 +130,21 @@ async def watched() -> AsyncIterator[WatchedEngine]:
 async def test_engine_that_generates_nothing_receives_no_requests_until_it_does(
     watched: WatchedEngine, status: int | None
 ) -> None:
-    watched.engine.status = status
-    await watched.engine.checked()
-    assert watched.ready == 0
-    watched.engine.status = 200
-    await watched.engine.checked()
-    assert watched.ready == 1
+    for watched.status, ready in ((status, 0), (200, 1)):
+        await watched.asked()
+        assert watched.ready == ready
 
 
 async def test_engine_without_such_a_check_is_not_hung(watched: WatchedEngine) -> None:
-    watched.engine.status = 404
-    await watched.engine.checked()
+    watched.status = 404
+    await watched.asked()
     assert watched.ready == 1
 
 
 async def test_engine_that_generates_is_not_checked(watched: WatchedEngine) -> None:
-    await watched.engine.checked()
+    await watched.asked()
     watched.silent_seconds = 3600.0
     await asyncio.sleep(0.05)
-    before = watched.engine.checks
+    before = len(watched.keys)
     await asyncio.sleep(0.1)
-    assert watched.engine.checks == before
+    assert len(watched.keys) == before

@@ -25,10 +25,3 @@ def test_clients_that_disappear_are_detected(idle_seconds: float, expected: int)
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == expected
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
-
-
-def test_several_processes_can_listen_on_the_public_port() -> None:
-    (first,) = listening_sockets("127.0.0.1", 0, 60.0, reuse_port=True)
-    (second,) = listening_sockets("127.0.0.1", first.getsockname()[1], 60.0, reuse_port=True)
-    for each in (first, second):
-        each.close()

@@ -1,6 +1,7 @@
-"""Requests of Anthropic's Messages API are converted to chat requests as SGLang converts them."""
+"""Requests of the Messages API and the Responses API are converted to chat requests as SGLang converts them."""
 
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,19 @@ import pytest
 
 from dps_gateway.prompt.chat import ChatInput, chat_input
 from dps_gateway.prompt.messages import chat_request, renders_inline_system
+from dps_gateway.prompt.renderer import PromptRenderer, Uncountable
+from dps_gateway.prompt.responses import chat_request as chat_request_of_responses
+from dps_testkit.tokenizers import shared_tokenizer
 
-RECORDED = json.loads((Path(__file__).parent / "fixtures" / "messages_sglang_0_5_23.json").read_text())
-
-CONVERTED_THOUGH_REFUSED = ("number as text", "unknown role")
+CONVERTED_THOUGH_REFUSED = ("number as text", "unknown role", "unknown tool")
 """Requests that SGLang's request models refuse. Their length does not matter, because the refusal is relayed."""
+
+
+def recordings(api: str) -> list[tuple[str, dict[str, Any]]]:
+    """The recorded conversions of an API, with its name, except for requests that are CONVERTED_THOUGH_REFUSED."""
+    text = (Path(__file__).parent / "fixtures" / f"{api}_sglang_0_5_23.json").read_text()
+    return [(api, case) for case in json.loads(text) if case["name"] not in CONVERTED_THOUGH_REFUSED]
+
 
 INLINE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 FIRST_ONLY = (
@@ -21,16 +30,20 @@ FIRST_ONLY = (
 STRICT = "{% for m in messages[1:] if m.role == 'system' %}{{ raise_exception('no') }}{% endfor %}" + INLINE
 
 
-def converted(case: dict[str, Any]) -> ChatInput | None:
+def converted(api: str, case: dict[str, Any]) -> ChatInput | None:
     """The chat template's input according to the gateway, or None if it refuses the request."""
+    body, inline = case["body"], case["inline_system"]
     try:
-        chat = chat_request(case["body"], inline_system=case["inline_system"], reasoning=case["reasoning"])
+        if api == "messages":
+            chat = chat_request(body, inline_system=inline, reasoning=case["reasoning"])
+        else:
+            chat = chat_request_of_responses(body, inline_system=inline)
+        return chat_input(chat, "openai")
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return chat_input(chat, "openai")
 
 
-def recorded(case: dict[str, Any], *, both_variables: bool = True) -> ChatInput | None:
+def recorded(case: dict[str, Any], *, both_variables: bool) -> ChatInput | None:
     """The chat template's input for SGLang's chat request, or None if SGLang refused the request.
 
     both_variables: whether the gateway sets both variables for thinking, where SGLang sets one of them.
@@ -60,13 +73,9 @@ def without_defaults(content: Any) -> Any:
     ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in RECORDED if case["name"] not in CONVERTED_THOUGH_REFUSED],
-    ids=lambda case: f"{case['name']}, inline system {case['inline_system']}, reasoning {case['reasoning']}",
-)
-def test_conversion_equals_that_of_sglang(case: dict[str, Any]) -> None:
-    assert converted(case) == recorded(case)
+@pytest.mark.parametrize(("api", "case"), [*recordings("messages"), *recordings("responses")])
+def test_conversion_equals_that_of_sglang(api: str, case: dict[str, Any]) -> None:
+    assert converted(api, case) == recorded(case, both_variables=api == "messages"), case["name"]
 
 
 @pytest.mark.parametrize(
@@ -76,3 +85,11 @@ def test_conversion_equals_that_of_sglang(case: dict[str, Any]) -> None:
 )
 def test_system_messages_are_merged_unless_the_template_renders_them(template: str, inline: bool) -> None:
     assert renders_inline_system(template) is inline
+
+
+def test_requests_to_models_with_the_harmony_format_are_not_converted() -> None:
+    """SGLang does not use the chat template for them. The gateway then serves the request as stateless."""
+    harmony = copy(shared_tokenizer())
+    harmony.chat_template = "{{ '<|channel|>' }}"
+    with pytest.raises(Uncountable, match="harmony"):
+        PromptRenderer(harmony).responses({"input": "hello"})

@@ -18,11 +18,9 @@ from dps_gateway.api.errors import (
 from dps_gateway.api.openapi import METHODS, description
 from dps_gateway.api.public import public_app
 from dps_gateway.auth import KeyBusy, KeyExhausted, Unauthorized
-from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import PoolEmpty
 from dps_gateway.upstream.exchange import Rejection, UpstreamFailed
-from dps_testkit.tokenizers import shared_tokenizer
 from tests.gateway.openapi_checks import check
 
 DESCRIPTION = description("1.2.3")
@@ -57,18 +55,12 @@ def test_description_is_valid() -> None:
     assert DESCRIPTION["info"]["version"] == "1.2.3"
 
 
-async def test_every_route_is_described_and_every_described_operation_has_a_route() -> None:
-    pool = {"endpoints": ["http://127.0.0.1:1"]}
-    config = GatewayConfig.model_validate(
-        {"model": {"name": "m", "tokenizer": "x"}, "pools": {"speculative": pool, "greedy": pool}}
-    )
-    runtime = Runtime(config, shared_tokenizer())
+async def test_every_route_is_described_and_every_described_operation_has_a_route(runtime: Runtime) -> None:
     routes = {
         (route.resource.canonical, route.method)
         for route in public_app(runtime).router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    await runtime.close()
     below_v1 = {
         (path, method)
         for (path, method), operation in OPERATIONS.items()

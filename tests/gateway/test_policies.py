@@ -1,6 +1,5 @@
 """The routing rule: Eq. 2 of the paper, its extreme thresholds, its ablation and the fixed policies."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, PolicyInput, PoolView, PromptTokens, Reason
+from dps_gateway.routing.decision import Decision, PolicyInput, PoolView, Reason
 from dps_gateway.routing.policies import (
     AlwaysGreedy,
     AlwaysSpeculative,
@@ -18,6 +17,8 @@ from dps_gateway.routing.policies import (
     TotalLength,
     policy_named,
 )
+from tests.gateway.adaptive_turns import IDLE
+from tests.gateway.adaptive_turns import turn as any_turn
 
 WITHIN = Decision(Pool.SPECULATIVE, Reason.WITHIN_THRESHOLD)
 OVER = Decision(Pool.GREEDY, Reason.OVER_THRESHOLD)
@@ -26,27 +27,12 @@ tokens = st.integers(min_value=0, max_value=1_000_000)
 
 
 def turn(delta: int, length: int | None = None, draw: float = 0.0) -> PolicyInput:
-    return PolicyInput(
-        prompt_tokens=delta if length is None else length,
-        delta_tokens=delta,
-        draw=draw,
-        number=1,
-        last_pool=None,
-        pools={},
-    )
+    prompt_tokens = delta if length is None else length
+    return any_turn(delta_tokens=delta, prompt_tokens=prompt_tokens, draw=draw)
 
 
 def loaded(load: float, ready_replicas: int = 1) -> PoolView:
-    return PoolView(
-        ready_replicas=ready_replicas,
-        in_flight=load,
-        queued=0,
-        queued_prefill_tokens=0,
-        free_tokens=math.inf,
-        running_limit=None,
-        replica="engine",
-        prompt=PromptTokens(held=0, fetchable=0, prefill=0),
-    )
+    return replace(IDLE, in_flight=load, ready_replicas=ready_replicas)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,8 @@ import random
 
 import pytest
 
-from dps_gateway.upstream.admission import PoolEmpty, PoolFull, Slot
+from dps_gateway.upstream.admission import PoolEmpty, Slot
 from tests.gateway.engine_pool import NO_REPLICA, SinglePool
-
-
-async def test_wait_in_the_queue_is_bounded() -> None:
-    engines = SinglePool("a")
-    await engines.acquire("s", NO_REPLICA, 1.0)
-    with pytest.raises(PoolFull, match=r"was busy for 0.01 s"):
-        await engines.acquire("s", NO_REPLICA, 0.01)
-    assert engines.queued == 0
 
 
 async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
@@ -27,16 +19,6 @@ async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
     assert not newcomer.done()
     (await waiting).release()
     assert (await newcomer).replica is held.replica
-
-
-async def test_queued_requests_fail_at_once_when_the_last_replica_is_lost() -> None:
-    engines = SinglePool("a")
-    held = await engines.acquire("s", NO_REPLICA, 1.0)
-    waiting = [await engines.request() for _ in range(3)]
-    engines.mark_unavailable(held.replica)
-    held.release()
-    results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(result) for result in results] == [PoolEmpty] * 3
 
 
 async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_token() -> None:
@@ -99,12 +81,8 @@ def finished(tasks: "list[asyncio.Task[Slot]]") -> list[Slot]:
     return [task.result() for task in done if not task.cancelled() and task.exception() is None]
 
 
-async def wait_of(quiet: int, bursts: dict[str, int]) -> float:
-    """The 95th percentile of the waits of `quiet` requests of one tenant, in completed requests.
-
-    They arrive after the requests of `bursts`, by tenant, at a pool in which one request is in flight at a time.
-    """
-    engines = SinglePool("a", queue=10_000)
+async def test_burst_of_a_tenant_does_not_lengthen_the_wait_of_another() -> None:
+    engines = SinglePool("a", queue=1000)
     held = await engines.acquire(None, NO_REPLICA, 60.0)
     served: list[str] = []
 
@@ -112,18 +90,10 @@ async def wait_of(quiet: int, bursts: dict[str, int]) -> float:
         with await engines.acquire(f"{tenant}-{number}", NO_REPLICA, 3600.0, tenant):
             served.append(tenant)
 
-    arrivals = [(tenant, number) for tenant, size in bursts.items() for number in range(size)]
-    arrivals += [("quiet", number) for number in range(quiet)]
     async with asyncio.TaskGroup() as group:
-        for tenant, number in arrivals:
-            group.create_task(request(tenant, number))
+        for tenant, size in (("noisy", 800), ("quiet", 40)):
+            for number in range(size):
+                group.create_task(request(tenant, number))
         await asyncio.sleep(0)
         held.release()
-    waits = [place for place, tenant in enumerate(served, start=1) if tenant == "quiet"]
-    return waits[int(0.95 * len(waits))]
-
-
-async def test_burst_of_a_tenant_does_not_lengthen_the_wait_of_another() -> None:
-    usual = await wait_of(40, {"noisy": 40})
-    burst = await wait_of(40, {"noisy": 800})
-    assert burst <= 1.2 * usual
+    assert served[:80].count("quiet") >= 39

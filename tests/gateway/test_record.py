@@ -28,23 +28,10 @@ histories = st.lists(points, max_size=12)
 
 
 class TestCommit:
-    def test_retry_in_the_other_pool_is_one_point_cached_by_both(self) -> None:
-        retried = record(point(1), point(2), point(2, holder=SPECULATIVE))
-        assert retried.points == (point(2)._replace(holders=(SPECULATIVE, GREEDY)), point(1))
-        assert retried.points[0].pools == frozenset(Pool)
-
     def test_prompt_that_several_replicas_answered_keeps_the_last_ones_of_each_pool(self) -> None:
         one, two, three = (CachedOn(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
         repeated = record(*(point(1, holder=each) for each in (SPECULATIVE, one, two, three, two)))
         assert repeated.points == (point(1)._replace(holders=(two, three, SPECULATIVE)),)
-
-    def test_slow_duplicate_of_an_older_turn_changes_nothing(self) -> None:
-        grown = record(point(1), point(2), point(3))
-        assert grown.with_point(point(2)) == grown
-
-    def test_older_prompt_in_a_new_turn_becomes_the_newest(self) -> None:
-        grown = record(point(1), point(2), point(3))
-        assert grown.with_point(point(2)._replace(turn=4)).points[0] == point(2)._replace(turn=4)
 
     def test_newest_points_of_the_last_replicas_of_each_pool_are_kept(self) -> None:
         one, two, three = (CachedOn(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
@@ -198,26 +185,7 @@ class TestStored:
 
 
 class TestCorrection:
-    def test_reported_length_replaces_the_count(self) -> None:
-        corrected = record(point(1), point(2)).corrected("d2", 207)
-        assert [(p.length, p.counted, p.correction) for p in corrected.points] == [
-            (207, 200, 7),
-            (100, 100, 0),
-        ]
-
     def test_correction_survives_a_retry_and_a_merge(self) -> None:
         corrected = record(point(1)).corrected("d1", 93)
         assert corrected.with_point(point(1)) == corrected
         assert record(point(1)).merged(corrected).points[0].length == 93
-
-    def test_after_an_eviction_only_the_point_just_answered_counts_as_cached(self) -> None:
-        other = CachedOn(Pool.GREEDY, "othr")
-        held = record(point(1), point(1, holder=other), point(2), point(3))
-        corrected = held.corrected("d3", 300, evicted_from=GREEDY.replica)
-        assert [p.holders for p in corrected.points] == [(GREEDY,), (), (other,)]
-
-    def test_only_the_point_just_answered_counts_as_shared_if_the_common_prefix_cache_served_nothing(
-        self,
-    ) -> None:
-        stored = record(*(point(turn)._replace(shared=True) for turn in (1, 2, 3)))
-        assert [p.shared for p in stored.corrected("d3", 300, lost=True).points] == [True, False, False]

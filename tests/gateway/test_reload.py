@@ -58,24 +58,16 @@ def tenant(runtime: Runtime, key: str) -> str:
     return runtime.keys.key(CIMultiDict({"Authorization": f"Bearer {key}"})).tenant
 
 
-async def test_new_content_of_the_keys_file_replaces_the_keys(source: ConfigFile, runtime: Runtime) -> None:
-    assert not source.changed()
-    write("keys", "team:sk-new")
-    assert source.changed()
-    assert runtime.reload(source)
+async def test_new_content_of_files_with_keys_replaces_the_keys(source: ConfigFile, runtime: Runtime) -> None:
+    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
+    for name, content in (("keys", "team:sk-new"), ("engine-key", "engine-new")):
+        assert not source.changed()
+        write(name, content)
+        assert source.changed()
+        assert runtime.reload(source)
     assert tenant(runtime, "sk-new") == "team"
     with pytest.raises(Unauthorized):
         tenant(runtime, "sk-old")
-    assert not source.changed()
-
-
-async def test_new_content_of_an_api_key_file_replaces_the_engines_key(
-    source: ConfigFile, runtime: Runtime
-) -> None:
-    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
-    write("engine-key", "engine-new")
-    assert source.changed()
-    assert runtime.reload(source)
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
 
 
@@ -215,7 +207,10 @@ async def test_content_of_the_config_map_is_used_until_the_kubelet_updates_the_f
     assert threshold_after() == 4, "the watch has failed, and the file is newer"
 
 
-async def test_invalid_content_of_the_config_map_is_refused(file: Path, runtime: Runtime) -> None:
-    receive_config("model: {}", ConfigFile(file), runtime)
+async def test_invalid_content_of_the_config_map_is_refused(
+    file: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    receive_config(with_threshold(-1), ConfigFile(file), runtime)
+    assert "routing.thresholdTokens" in caplog.text
     assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 0
-    assert runtime.config.model.name == "m"
+    assert runtime.config.routing.threshold_tokens == 128

@@ -4,21 +4,15 @@ import asyncio
 
 import pytest
 
-from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.record import Record
 from dps_gateway.session.redis import FAILURES_TO_OPEN, PAUSE_SECONDS, Breaker, StoreUnavailable
 from dps_gateway.session.store import Mirror, SessionStore, StateSource
 from tests.gateway.session_backend import FakeBackend
+from tests.gateway.session_records import point
 
 SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")
-
-
-def point(turn: int, digest: str = "") -> Point:
-    return Point(
-        turn, digest or f"d{turn}", 100 * turn, 25 * turn, 25 * turn, (CachedOn(Pool.GREEDY, "aaaa"),)
-    )
 
 
 class Gateway:
@@ -36,7 +30,7 @@ class Gateway:
         snapshot = await self.store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
         await self.store.commit(
-            SCOPE, snapshot, SESSION, base, point(turn, digest), next(iter(base.points), None)
+            SCOPE, snapshot, SESSION, base, point(turn, digest=digest), next(iter(base.points), None)
         )
 
 
@@ -57,26 +51,17 @@ async def test_commit_is_retried_after_one_timeout(backend: FakeBackend) -> None
 async def test_commit_made_during_an_outage_is_written_when_redis_is_available_again(
     backend: FakeBackend,
 ) -> None:
+    """It is merged with newer turns that others have committed meanwhile."""
     gateway, other = Gateway(backend), Gateway(backend)
     await gateway.commit(1)
     backend.unavailable = True
     await gateway.commit(2)
     assert await gateway.store.flush() == 0
-    backend.unavailable = False
-    assert await gateway.store.flush() == 1
-    assert await other.turns() == (StateSource.REDIS, [2, 1])
-    assert await gateway.store.flush() == 0
-
-
-async def test_commit_made_during_an_outage_is_merged_with_newer_turns(backend: FakeBackend) -> None:
-    gateway, other = Gateway(backend), Gateway(backend)
-    await gateway.commit(1)
-    backend.unavailable = True
-    await gateway.commit(2)
     backend.unavailable = False
     await other.commit(3)
-    await gateway.store.flush()
+    assert await gateway.store.flush() == 1
     assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
+    assert await gateway.store.flush() == 0
 
 
 async def test_late_write_of_a_turn_keeps_a_later_turn_that_is_not_written_yet(backend: FakeBackend) -> None:
@@ -109,15 +94,6 @@ async def test_foreign_value_does_not_block_the_commits_behind_it(
     assert backend.values == {"dps:{s:t}:p:valid": b"2"}
     assert "delete this key from Redis" in caplog.text
     assert await gateway.store.flush() == 0
-
-
-async def test_mirror_keeps_the_commits_that_a_full_redis_rejects(backend: FakeBackend) -> None:
-    gateway = Gateway(backend)
-    await gateway.commit(1)
-    backend.full = True
-    await gateway.commit(2)
-    assert await gateway.turns() == (StateSource.REDIS, [2, 1])
-    assert await Gateway(backend).turns() == (StateSource.REDIS, [1])
 
 
 async def test_record_is_restored_after_redis_lost_its_data(backend: FakeBackend) -> None:

@@ -19,7 +19,6 @@ def store(backend: FakeBackend | None) -> SessionStore:
     return SessionStore(backend, Mirror(100), 3600)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("backend", [FakeBackend(), None], ids=["Redis", "no Redis"])
 async def test_response_is_known_to_its_tenant_only(backend: FakeBackend | None) -> None:
     replica = store(backend)
@@ -29,7 +28,6 @@ async def test_response_is_known_to_its_tenant_only(backend: FakeBackend | None)
     assert await replica.recall(OTHER, "resp_1") is None
 
 
-@pytest.mark.asyncio
 async def test_response_is_known_to_other_replicas_once_redis_is_back() -> None:
     backend = FakeBackend()
     replica, another = store(backend), store(backend)
@@ -42,7 +40,6 @@ async def test_response_is_known_to_other_replicas_once_redis_is_back() -> None:
     assert await another.recall(SCOPE, "resp_1") == STORED
 
 
-@pytest.mark.asyncio
 async def test_newer_record_of_a_response_replaces_the_earlier_one() -> None:
     backend = FakeBackend()
     replica, begun = store(backend), replace(STORED, tokens=0)

@@ -14,20 +14,14 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 from dps_gateway.api.admin import admin_app
 from dps_gateway.api.outcome import Outcome
 from dps_gateway.commands.top import TOKEN, Gateway, Screen, main, rendered
-from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import Runtime
 from dps_testkit.decision_records import decision_record
-from dps_testkit.tokenizers import shared_tokenizer
 
 
 @pytest.fixture
-async def admin() -> AsyncIterator[tuple[Runtime, BaseTestServer]]:
-    pool = {"endpoints": ["http://127.0.0.1:1"]}
-    config = {"model": {"name": "m", "tokenizer": "x"}, "pools": {"speculative": pool, "greedy": pool}}
-    runtime = Runtime(GatewayConfig.model_validate(config), shared_tokenizer())
+async def admin(runtime: Runtime) -> AsyncIterator[BaseTestServer]:
     async with TestServer(admin_app(runtime)) as server:
-        yield runtime, server
-    await runtime.close()
+        yield server
 
 
 async def top(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,13 +36,12 @@ async def top(*arguments: object, **environment: str) -> subprocess.CompletedPro
     )
 
 
-async def test_pools_and_newest_decisions_are_shown(admin: tuple[Runtime, BaseTestServer]) -> None:
-    runtime, server = admin
+async def test_pools_and_newest_decisions_are_shown(runtime: Runtime, admin: BaseTestServer) -> None:
     runtime.recent.add(decision_record(client_session="[bold]mine", turn=3))
     runtime.recent.add(
         decision_record(outcome=Outcome.FAILED, status=503, session=None, attempt=None, time=1.0)
     )
-    done = await top(server.make_url(""))
+    done = await top(admin.make_url(""))
     assert (done.returncode, done.stderr) == (0, "")
     first, _, *pools, _, newest, oldest = done.stdout.splitlines()
     assert "DeltaPrefill, τ = 128; redis: none; in progress: -" in first
@@ -57,14 +50,13 @@ async def test_pools_and_newest_decisions_are_shown(admin: tuple[Runtime, BaseTe
     assert oldest.split()[1:8] == ["[bold]mine", "3", "30", "30", "greedy", "over_threshold", "1.000"]
 
 
-async def test_json_has_one_line_per_decision_of_the_session(admin: tuple[Runtime, BaseTestServer]) -> None:
-    runtime, server = admin
+async def test_json_has_one_line_per_decision_of_the_session(runtime: Runtime, admin: BaseTestServer) -> None:
     runtime.admin_token = "token"
     for number in range(4):
         runtime.recent.add(decision_record(client_session=f"s{number % 2}", turn=number))
-    done = await top(server.make_url(""), "--json", "--session", "s1", **{TOKEN: "token"})
+    done = await top(admin.make_url(""), "--json", "--session", "s1", **{TOKEN: "token"})
     assert [json.loads(line)["turn"] for line in done.stdout.splitlines()] == [1, 3]
-    refused = await top(server.make_url(""), "--json")
+    refused = await top(admin.make_url(""), "--json")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert f"/live answered 401; give the URL of the admin port, and {TOKEN}" in refused.stderr
 

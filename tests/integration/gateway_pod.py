@@ -40,7 +40,7 @@ class GatewayPod:
         (container,) = self._spec["containers"]
         return {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
 
-    def _mapped(self, text: str, folder: Path) -> str:
+    def mapped(self, text: str, folder: Path) -> str:
         """`text` with the paths of all mounts in `folder`, except that of the temporary folder."""
         paths = sorted(self._mounts().keys() - {"/tmp"}, key=len, reverse=True)
         return re.sub(f"(?:{'|'.join(map(re.escape, paths))})/", lambda found: f"{folder}{found[0]}", text)
@@ -62,7 +62,7 @@ class GatewayPod:
             target = Path(f"{folder}{path}")
             target.mkdir(parents=True, exist_ok=True)
             for name, text in self._files(volume).items():
-                (target / name).write_text(self._mapped(text, folder))
+                (target / name).write_text(self.mapped(text, folder))
 
     def environment(self, folder: Path) -> dict[str, str]:
         """The variables with a value or a value from a Secret."""
@@ -71,19 +71,19 @@ class GatewayPod:
         for variable in container["env"]:
             reference = variable.get("valueFrom", {}).get("secretKeyRef")
             if reference is not None:
-                found[variable["name"]] = self._mapped(
+                found[variable["name"]] = self.mapped(
                     self.secrets[reference["name"]][reference["key"]], folder
                 )
             elif "value" in variable:
-                found[variable["name"]] = self._mapped(f"{variable['value']}/", folder).removesuffix("/")
+                found[variable["name"]] = self.mapped(f"{variable['value']}/", folder).removesuffix("/")
         return found
 
     async def start(self, processes: LocalProcesses, folder: Path, engines: Mapping[str, Engine]) -> Gateway:
         """Start the gateway. engines: one for each pool. Ports are free ones of 127.0.0.1."""
         self.write(folder)
         (container,) = self._spec["containers"]
-        file = Path(self._mapped(container["args"][-1], folder))
-        config: dict[str, Any] = yaml.safe_load(self._mapped(self.config_map["data"][file.name], folder))
+        file = Path(self.mapped(container["args"][-1], folder))
+        config: dict[str, Any] = yaml.safe_load(self.mapped(self.config_map["data"][file.name], folder))
         del config["configMap"]
         config["pools"] = {pool: {"endpoints": [engine.url]} for pool, engine in engines.items()}
         return await processes.start_gateway_of(file, config, self.environment(folder))

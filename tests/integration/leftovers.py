@@ -1,9 +1,10 @@
-"""Checks that nothing is left of requests that have ended."""
+"""Waiting for the state of a gateway and its logs, and checks that nothing is left of requests that have ended."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dps_testkit.processes import Engine, Gateway
 from dps_testkit.waiting import wait_until
@@ -20,6 +21,31 @@ async def settled(gateway: Gateway, *engines: Engine) -> None:
         return in_gateway + sum([await engine.running() for engine in engines]) == 0
 
     await wait_until(idle, "no request is in flight")
+
+
+async def replicas_ready(gateway: Gateway, number: int, **labels: str) -> None:
+    """Wait until this number of replicas is ready. `labels` may select a pool."""
+
+    async def counted() -> bool:
+        return await gateway.metric("dps_ready_replicas", **labels) == number
+
+    await wait_until(counted, f"{number} replicas are ready")
+
+
+def entries_of(log: Path) -> list[dict[str, Any]]:
+    """The entries of a decision log so far."""
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+async def decisions(log: Path, number: int) -> list[dict[str, Any]]:
+    """The entries of a decision log, once it has this number of them."""
+
+    async def written() -> bool:
+        return len(entries_of(log)) == number
+
+    await wait_until(written, f"{number} turns are in the decision log")
+    return entries_of(log)
 
 
 @asynccontextmanager

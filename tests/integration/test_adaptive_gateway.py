@@ -12,6 +12,7 @@ import pytest_asyncio
 from dps_testkit.data_plane import CHAT, chat, posted
 from dps_testkit.processes import Gateway, LocalProcesses, RedisServer
 from dps_testkit.waiting import wait_until
+from tests.integration.leftovers import decisions, replicas_ready
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -88,11 +89,7 @@ async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_cho
     assert predicted["speculative"] > predicted["greedy"]
 
     fast.child.kill()
-
-    async def noticed() -> bool:
-        return await second.metric("dps_ready_replicas", pool="greedy") == 0
-
-    await wait_until(noticed, "the gateway has noticed that the engine is lost")
+    await replicas_ready(second, 0, pool="greedy")
     for number in range(3):
         pool, predicted = await take_turn(second, f"without the fast engine {number}")
         assert (pool, list(predicted)) == ("speculative", ["speculative"])
@@ -121,12 +118,7 @@ async def test_sessions_are_told_apart_by_their_acceptance_which_clients_do_not_
                 apart = not stream and session == "low"
                 assert response.headers["x-dps-pool"] == ("greedy" if apart else "speculative")
                 assert b"sglext" not in await response.read()
-
-    async def logged() -> bool:
-        return log.exists() and log.read_text().count("\n") == 4
-
-    await wait_until(logged, "all turns are in the decision log")
-    first_low, first_high, low, high = (orjson.loads(line) for line in log.read_text().splitlines())
+    first_low, first_high, low, high = await decisions(log, 4)
     assert (first_low["verifications"], first_high["verifications"]) == (39, 10)
     assert low["expected_tokens_per_verification"] < 1.5
     assert high["expected_tokens_per_verification"] > 2.8

@@ -14,7 +14,7 @@ import pytest_asyncio
 from dps_testkit.data_plane import CHAT, chat, common_cache, read
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from dps_testkit.waiting import wait_until
+from tests.integration.leftovers import decisions, entries_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -64,19 +64,10 @@ async def test_tokens_fetched_from_the_other_pool_are_counted_and_hidden_from_th
     """A first turn over the threshold goes to the greedy pool, and the same prompt again to the speculative one."""
     body = prompt(f"stream {stream}", 1000) | {"stream": stream}
     log = Path((await gateway.document("/config"))["routing"]["decisionLog"])
-
-    def entries() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-    known, before = len(entries()), await tokens_by_source(gateway, "speculative")
+    known, before = len(entries_of(log)), await tokens_by_source(gateway, "speculative")
     answers = [await read(gateway.url + CHAT, body) for _ in range(2)]
     assert not any(b"sglext" in answer for answer in answers)
-
-    async def written() -> bool:
-        return len(entries()) == known + 2
-
-    await wait_until(written, "both turns are in the decision log")
-    first, second = entries()[known:]
+    first, second = (await decisions(log, known + 2))[known:]
     assert (first["pool"], first["fetched_tokens"]) == ("greedy", 0)
     pages = (second["prompt_tokens"] - 1) // PAGE_TOKENS * PAGE_TOKENS
     assert (second["pool"], second["cached_tokens"]) == ("speculative", pages)

@@ -17,8 +17,7 @@ from dps_local.stack import MODEL
 from dps_testkit.data_plane import CHAT, SLOW, chat, posted
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from dps_testkit.waiting import wait_until
-from tests.integration.leftovers import leaking_no_files, settled
+from tests.integration.leftovers import leaking_no_files, replicas_ready, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -118,11 +117,7 @@ class TwoEngines:
             if engine.child.ended:
                 engine.child.start()
             await engine.child.wait_ready()
-
-        async def ready() -> bool:
-            return await self.gateway.metric("dps_ready_replicas") == 2
-
-        await wait_until(ready, "both engines are ready")
+        await replicas_ready(self.gateway, 2)
         await settled(self.gateway, self.speculative, self.greedy)
 
 

@@ -3,8 +3,6 @@
 import json
 import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import pytest
@@ -12,30 +10,14 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_local.stack import DPS
-from dps_testkit.data_plane import CHAT, chat
+from dps_testkit.data_plane import CHAT, chat, posted
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEYS = "team-a:sk-alpha\nteam-b:sk-beta\n"
 REDIS_PASSWORD = "hunter2"
-
-
-@dataclass(frozen=True)
-class Client:
-    """Sends requests with an API key."""
-
-    gateway: Gateway
-    key: str | None = "sk-alpha"
-
-    async def post(self, path: str, body: Any, **headers: str) -> tuple[aiohttp.ClientResponse, bytes]:
-        if self.key is not None:
-            headers["Authorization"] = f"Bearer {self.key}"
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(self.gateway.url + path, json=body, headers=headers) as response,
-        ):
-            return response, await response.read()
+ALPHA = {"Authorization": "Bearer sk-alpha"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,10 +48,9 @@ def dps_headers(response: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 async def test_turn_has_decision_headers(gateway: Gateway) -> None:
-    response, content = await Client(gateway).post(
-        CHAT, chat(), **{"x-session-id": "s", "x-request-id": "mine"}
-    )
-    prompt_tokens = str(json.loads(content)["usage"]["prompt_tokens"])
+    sent = ALPHA | {"x-session-id": "s", "x-request-id": "mine"}
+    async with posted(gateway.url + CHAT, chat(), **sent) as response:
+        prompt_tokens = str((await response.json())["usage"]["prompt_tokens"])
     headers = dps_headers(response)
     assert headers.pop("x-dps-session").startswith("dps-")
     assert headers == {
@@ -85,8 +66,10 @@ async def test_turn_has_decision_headers(gateway: Gateway) -> None:
 
 
 async def test_session_can_be_shown_and_deleted(gateway: Gateway) -> None:
-    response, _ = await Client(gateway).post(CHAT, chat(), **{"x-session-id": "looked at"})
-    headers = dps_headers(response)
+    sent = ALPHA | {"x-session-id": "looked at"}
+    async with posted(gateway.url + CHAT, chat(), **sent) as response:
+        headers = dps_headers(response)
+        await response.read()
     document = await gateway.document("/sessions/looked%20at?tenant=team-a")
     assert document == await gateway.document(f"/sessions/{headers['x-dps-session']}?tenant=team-a")
     assert (document["turn"], document["source"]) == (1, "redis")
@@ -116,7 +99,8 @@ async def test_admin_port_exposes_no_secret(gateway: Gateway) -> None:
 
 
 async def test_metrics_have_the_names_types_and_labels_of_the_contract(gateway: Gateway) -> None:
-    await Client(gateway).post(CHAT, chat(stream=True))
+    async with posted(gateway.url + CHAT, chat(stream=True), **ALPHA) as response:
+        await response.read()
     async with aiohttp.ClientSession() as http, http.get(f"{gateway.admin}/metrics") as response:
         families = {family.name: family for family in text_string_to_metric_families(await response.text())}
     kinds = {

@@ -10,7 +10,6 @@ import pytest
 from dps_local.stack import MODEL
 from dps_testkit.data_plane import (
     CHAT,
-    ENDLESS,
     ENDLESS_STREAM,
     WITH_USAGE,
     DataPlane,
@@ -21,6 +20,7 @@ from dps_testkit.data_plane import (
 )
 from dps_testkit.processes import Engine, LocalProcesses
 from dps_testkit.waiting import wait_until
+from tests.integration.leftovers import replicas_ready
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -85,23 +85,6 @@ async def test_disconnect_mid_stream_cancels_generation(data_plane: DataPlane) -
     assert await data_plane.aborted() == aborted + 1
 
 
-async def test_disconnect_before_non_streaming_answer_cancels_generation(
-    data_plane: DataPlane,
-) -> None:
-    aborted = await data_plane.aborted()
-    waiting = asyncio.create_task(read(data_plane.gateway.url + CHAT, ENDLESS))
-
-    async def generating() -> bool:
-        return await data_plane.greedy.running() == 1
-
-    await wait_until(generating, "the engine is running the request")
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-    await wait_until(data_plane.idle, "engine and gateway have dropped the request")
-    assert await data_plane.aborted() == aborted + 1
-
-
 # -- crashing engines ----------------------------------------------------------------------------------------
 
 
@@ -140,11 +123,7 @@ async def test_turn_fails_over_when_engines_crash_and_returns_when_they_recover(
 
         # Every engine is down: the gateway rejects the request with Retry-After.
         greedy.child.kill()
-
-        async def none_ready() -> bool:
-            return await gateway.metric("dps_ready_replicas") == 0
-
-        await wait_until(none_ready, "the gateway reports no ready replicas")
+        await replicas_ready(gateway, 0)
         async with posted(gateway.url + CHAT, chat()) as response:
             assert await refusal(response) == (503, "server_error", "no_engine_ready", "1")
 

@@ -13,7 +13,7 @@ from dps_lab.simulate.cli import main as simulate
 from dps_lab.simulate.workloads import load_workload
 from dps_testkit.data_plane import CHAT, chat, posted
 from dps_testkit.processes import Engine, LocalProcesses
-from dps_testkit.waiting import wait_until
+from tests.integration.leftovers import decisions
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -39,16 +39,11 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
         messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": "sky " * 400}]
         assert await send(chat(6) | {"messages": messages}) == (200, session)
         assert (await send(chat() | {"temperature": "hot"}))[0] == 400  # not answered, so not in the log
-
-        async def written() -> bool:
-            return path.exists() and path.read_text().count("\n") == 2
-
-        await wait_until(written, "both turns are in the decision log")
+        first, second = await decisions(path, 2)
         assert await gateway.metric("dps_decision_log_dropped_total") == 0
     text = path.read_text()
     assert "hello" not in text
     assert "client-7" not in text
-    first, second = (json.loads(line) for line in text.splitlines())
     for entry in (first, second):
         assert before < entry.pop("time") < time.time()
         assert entry.pop("total_seconds") > (entry.pop("first_token_seconds") or 0) >= 0

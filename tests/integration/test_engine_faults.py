@@ -20,7 +20,7 @@ from dps_testkit.data_plane import CHAT, ENDLESS, ENDLESS_STREAM, SLOW, chat, po
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
-from tests.integration.leftovers import leaking_no_files, settled
+from tests.integration.leftovers import leaking_no_files, replicas_ready, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -55,11 +55,7 @@ class GatewayWithFaultyEngine:
 
     async def recovered(self) -> None:
         """Wait until the engine serves again and nothing is left of earlier requests."""
-
-        async def ready() -> bool:
-            return await self.gateway.metric("dps_ready_replicas") == 2
-
-        await wait_until(ready, "both engines are ready")
+        await replicas_ready(self.gateway, 2)
         await settled(self.gateway, self.engine, self.other)
         assert await reason(self.gateway) == "within_threshold"
 
@@ -164,12 +160,8 @@ class GatewayWithGarbageEngine:
 
     async def recovered(self) -> None:
         """Wait until a health check has found the engine available again, and nothing is left of earlier requests."""
-
-        async def ready() -> bool:
-            return await self.gateway.metric("dps_ready_replicas") == 2
-
         await settled(self.gateway)
-        await wait_until(ready, "the engine is ready")
+        await replicas_ready(self.gateway, 2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -238,10 +230,6 @@ async def test_engine_whose_name_cannot_be_resolved_is_unreachable(
         configuration["pools"]["speculative"]["endpoints"] = ["http://engine.invalid:30000"]
 
     scripted.gateway.configure(rename)
-
-    async def found_unreachable() -> bool:
-        return await scripted.gateway.metric("dps_ready_replicas", pool="speculative") == 0
-
-    await wait_until(found_unreachable, "the engine is not ready")
+    await replicas_ready(scripted.gateway, 0, pool="speculative")
     assert await reason(scripted.gateway) == "failover"
     await settled(scripted.gateway)

@@ -2,9 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,7 +18,7 @@ from dps_operator.objects import CREDENTIALS, credential_entry
 from dps_testkit.certificates import certify
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 from dps_testkit.processes import Gateway, LocalProcesses, RedisServer
-from dps_testkit.sessions import decided, expected, play, synthetic_sessions
+from dps_testkit.sessions import play, synthetic_sessions
 from dps_testkit.waiting import wait_until
 from tests.integration.gateway_pod import GatewayPod
 from tests.integration.redis_servers import tls_in_front_of
@@ -37,78 +34,34 @@ TIMEOUT_SECONDS = 10
 """The gateway's time limit for a request. On a busy machine, a TLS handshake can take longer than the default."""
 
 
-@dataclass(frozen=True)
-class Store:
-    """The plain values of a store's Secret."""
-
-    secret: dict[str, str]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The fields of a DPSRouter that uses the store, and a tokenizer on this machine."""
-        references = {"urlSecretRef": "url", "caSecretRef": "ca.crt"}
-        section: dict[str, Any] = {
-            field: {"name": NAME, "key": key} for field, key in references.items() if key in self.secret
-        }
-        section["timeoutSeconds"] = TIMEOUT_SECONDS
-        return {"model": {"name": MODEL, "tokenizer": str(bundled_tokenizer())}, "sessionStore": section}
+SPEC: Final[dict[str, Any]] = {
+    "model": {"name": MODEL, "tokenizer": str(bundled_tokenizer())},
+    "sessionStore": {
+        "urlSecretRef": {"name": NAME, "key": "url"},
+        "caSecretRef": {"name": NAME, "key": "ca.crt"},
+        "timeoutSeconds": TIMEOUT_SECONDS,
+    },
+}
+"""The fields of a DPSRouter that uses the store, and a tokenizer on this machine."""
 
 
-@asynccontextmanager
-async def store_behind_tls(processes: LocalProcesses, folder: Path) -> AsyncIterator[Store]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is needed to create a certificate")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    certify(certificate, key)
-    async with tls_in_front_of(await processes.start_redis(), certificate, key) as port:
-        url = f"rediss://localhost:{port}/0?ssl_ca_certs={CA_FILE}"
-        yield Store({"url": url, "ca.crt": certificate.read_text()})
-
-
-async def check_that_sessions_continue(pod: GatewayPod, processes: LocalProcesses, folder: Path) -> None:
-    """Send two turns of a session to a gateway, and the other two to its replacement; compare all decisions."""
-    (session,) = synthetic_sessions(1, turns=4)
-    speculative, greedy = await processes.start_engines("speculative", "greedy")
-    records = []
-    for number, turns in enumerate(([1, 2], [3, 4])):
-        gateway = await pod.start(
-            processes, folder / f"pod-{number}", {"speculative": speculative, "greedy": greedy}
-        )
-        async with aiohttp.ClientSession() as http:
-            client = Client(http, ReplayOptions([f"{gateway.url}/v1"], MODEL, attempts=1))
-            records += await play(client, session, turns)
-        assert await gateway.metric("dps_state_degraded") == 0
-        gateway.child.kill()
-    assert [decided(record) for record in records] == expected([session])[session.id]
-    assert [record.verdict.state for record in records] == ["redis"] * len(records)
-    assert [record.verdict.history for record in records] == ["new", "grown", "grown", "grown"]
-
-
-def gateway_pod(name: str, store: Store) -> GatewayPod:
-    """The pod of a DPSRouter's gateway."""
-    made = children(router({**SMALLEST, **store.spec}, name), SETTINGS, "")
+def gateway_pod(name: str, secret: dict[str, str]) -> GatewayPod:
+    """The pod of a DPSRouter's gateway. secret: the plain values of the store's Secret."""
+    made = children(router({**SMALLEST, **SPEC}, name), SETTINGS, "")
     entries = {credential_entry(each, "gateway", ADMIN_TOKEN_KEY): "token" for each in ROUTERS}
-    return GatewayPod.of(made, {NAME: store.secret, CREDENTIALS: entries})
+    return GatewayPod.of(made, {NAME: secret, CREDENTIALS: entries})
 
 
-@pytest.mark.timeout(240)
-async def test_restarted_gateway_continues_the_sessions_of_an_external_store(tmp_path: Path) -> None:
-    """Redis behind Sentinel and Cluster: test_redis_servers."""
-    async with LocalProcesses(tmp_path) as processes, store_behind_tls(processes, tmp_path) as store:
-        await check_that_sessions_continue(gateway_pod("qwen", store), processes, tmp_path)
-
-
-async def set_password(server: RedisServer, password: str, previous: str = "") -> Store:
-    """Set the password of a Redis server, and end all connections; returns the Secret with the new URL."""
+async def set_password(server: RedisServer, password: str, previous: str = "") -> None:
+    """Set the password of a Redis server, and end all connections."""
     async with server.client(previous) as admin:
         await admin.config_set("requirepass", password)
         await admin.client_kill_filter(_type="normal", skipme=True)
-    return Store({"url": f"redis://:{password}@127.0.0.1:{server.port}/0"})
 
 
 def mount(pod: GatewayPod, folder: Path) -> None:
     """Update the mounted file with the URL of the store, as the kubelet does after a change of the Secret."""
-    Path(f"{folder}{REDIS_URL_FILE}").write_text(pod.secrets[NAME]["url"])
+    Path(f"{folder}{REDIS_URL_FILE}").write_text(pod.mapped(pod.secrets[NAME]["url"], folder))
 
 
 async def histories(gateway: Gateway, turn: int) -> list[tuple[str | None, str | None]]:
@@ -124,13 +77,23 @@ async def histories(gateway: Gateway, turn: int) -> list[tuple[str | None, str |
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is needed to create a certificate")
 async def test_routers_that_share_a_store_keep_separate_sessions_when_its_password_changes(
     tmp_path: Path,
 ) -> None:
-    async with LocalProcesses(tmp_path) as processes:
-        server = await processes.start_redis()
-        store = await set_password(server, "old")
-        pods = {name: gateway_pod(name, store) for name in ROUTERS}
+    """Redis behind TLS. Behind Sentinel and Cluster: test_redis_servers."""
+    certify(certificate := tmp_path / "certificate.pem", tmp_path / "key.pem")
+    async with (
+        LocalProcesses(tmp_path) as processes,
+        tls_in_front_of(server := await processes.start_redis(), certificate, tmp_path / "key.pem") as port,
+    ):
+
+        def store(password: str) -> dict[str, str]:
+            url = f"rediss://:{password}@localhost:{port}/0?ssl_ca_certs={CA_FILE}"
+            return {"url": url, "ca.crt": certificate.read_text()}
+
+        await set_password(server, "old")
+        pods = {name: gateway_pod(name, store("old")) for name in ROUTERS}
         speculative, greedy = await processes.start_engines("speculative", "greedy")
         engines = {"speculative": speculative, "greedy": greedy}
         started = [pod.start(processes, tmp_path / name, engines) for name, pod in pods.items()]
@@ -139,9 +102,9 @@ async def test_routers_that_share_a_store_keep_separate_sessions_when_its_passwo
             for gateway in gateways.values():
                 assert await histories(gateway, turn) == [(history, "redis")] * len(RECOGNISED_BY)
 
-        store = await set_password(server, "new", "old")
+        await set_password(server, "new", "old")
         for name in ROUTERS:
-            changed = gateway_pod(name, store)
+            changed = gateway_pod(name, store("new"))
             assert changed.deployment["spec"] == pods[name].deployment["spec"], "no restart"
             mount(changed, tmp_path / name)
         for gateway in gateways.values():
@@ -151,3 +114,7 @@ async def test_routers_that_share_a_store_keep_separate_sessions_when_its_passwo
 
             await wait_until(reloaded, "the gateway uses the new URL")
             assert await histories(gateway, 3) == [("grown", "redis")] * len(RECOGNISED_BY)
+            gateway.child.kill()
+
+        restarted = await gateway_pod("qwen", store("new")).start(processes, tmp_path / "qwen", engines)
+        assert await histories(restarted, 4) == [("grown", "redis")] * len(RECOGNISED_BY)

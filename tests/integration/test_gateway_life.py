@@ -68,49 +68,6 @@ async def test_terminating_gateway_answers_all_requests_and_closes_connections(
             await read(gateway.url + CHAT, chat())
 
 
-async def test_configuration_is_reloaded_without_restart_and_an_invalid_file_is_rejected(
-    tmp_path: Path, data_plane: DataPlane
-) -> None:
-    async with LocalProcesses(tmp_path) as processes:
-        gateway = await processes.start_gateway(
-            [data_plane.speculative], [data_plane.greedy], {"routing": {"thresholdTokens": 10_000}}
-        )
-        process = gateway.child.pid
-
-        async def pool() -> str:
-            async with posted(gateway.url + CHAT, chat()) as response:
-                return response.headers["x-dps-pool"]
-
-        async def valid() -> float:
-            return await gateway.metric("dps_config_valid")
-
-        assert (await pool(), await valid()) == ("speculative", 1)
-
-        gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=0))
-
-        async def greedy() -> bool:
-            return await pool() == "greedy"
-
-        await wait_until(greedy, "the new threshold is in force")
-
-        gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=-1))
-
-        async def refused() -> bool:
-            return await valid() == 0
-
-        await wait_until(refused, "the invalid file is reported")
-        assert await pool() == "greedy"
-        assert "routing.thresholdTokens" in gateway.child.tail()
-
-        gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=10_000))
-
-        async def speculative() -> bool:
-            return await valid() == 1 and await pool() == "speculative"
-
-        await wait_until(speculative, "a valid file is applied again")
-        assert gateway.child.pid == process
-
-
 async def test_gateway_exits_if_its_tokenizer_is_missing(tmp_path: Path, data_plane: DataPlane) -> None:
     async with LocalProcesses(tmp_path, tokenizer=tmp_path / "nowhere") as processes:
         with pytest.raises(ChildError, match="exited with status 2") as error:

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,21 +36,27 @@ FILES = {
 TOKENIZER = {"config.json", "tokenizer.json", "merges.txt", "chat_template.jinja"}
 
 
-@asynccontextmanager
-async def bucket(folder: Path) -> AsyncIterator[str]:
-    """A server with a model in the bucket `models`; yields its URL."""
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    (folder := tmp_path / "volume").mkdir()
+    return folder
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of a server with a model in the bucket `models`."""
     for name, content in FILES.items():
-        path = folder / "data/models/qwen/7b" / name
+        path = tmp_path / "data/models/qwen/7b" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     (port,) = free_ports(1)
     command = [str(RCLONE), "serve", "s3", "--config=/dev/null", f"--addr=127.0.0.1:{port}"]
-    command += [f"--auth-key={','.join(SECRET.values())}", str(folder / "data")]
+    command += [f"--auth-key={','.join(SECRET.values())}", str(tmp_path / "data")]
 
     async def ready() -> bool:
         return await status_of(f"http://127.0.0.1:{port}") is not None
 
-    server = Child("S3", command, folder / "server.log", ready)
+    server = Child("S3", command, tmp_path / "server.log", ready)
     server.start()
     try:
         await server.wait_ready()
@@ -93,42 +98,33 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-async def test_engine_downloads_all_files_once_even_if_several_start_together(tmp_path: Path) -> None:
-    target = replace(SOURCES, folder=str(tmp_path / "volume"))
-    (tmp_path / "volume").mkdir()
-    async with bucket(tmp_path) as url:
-        results = await asyncio.gather(*(download(url, target) for _ in range(3)))
-        assert [status for status, _ in results] == [0, 0, 0], results
-        model = tmp_path / "volume/s3/models/qwen/7b"
-        assert contents(model) == FILES
-        before = {path: path.stat().st_ino for path in model.rglob("*")}
-        assert (await download(url, target))[0] == 0
-        assert {path: path.stat().st_ino for path in model.rglob("*")} == before
+async def test_engine_downloads_all_files_once_even_if_several_start_together(url: str, volume: Path) -> None:
+    target = replace(SOURCES, folder=str(volume))
+    results = await asyncio.gather(*(download(url, target) for _ in range(3)))
+    assert [status for status, _ in results] == [0, 0, 0], results
+    model = volume / "s3/models/qwen/7b"
+    assert contents(model) == FILES
+    before = {path: path.stat().st_ino for path in model.rglob("*")}
+    assert (await download(url, target))[0] == 0
+    assert {path: path.stat().st_ino for path in model.rglob("*")} == before
 
 
-async def test_gateway_downloads_only_the_tokenizer(tmp_path: Path) -> None:
-    target = replace(SOURCE, folder=str(tmp_path / "volume"))
-    (tmp_path / "volume").mkdir()
-    async with bucket(tmp_path) as url:
-        status, log = await download(url, target)
+async def test_gateway_downloads_only_the_tokenizer(url: str, volume: Path) -> None:
+    status, log = await download(url, replace(SOURCE, folder=str(volume)))
     assert status == 0, log
-    assert set(contents(tmp_path / "volume/s3/models/qwen/7b")) == TOKENIZER
+    assert set(contents(volume / "s3/models/qwen/7b")) == TOKENIZER
 
 
-async def test_wrong_credentials_end_the_download_with_a_message(tmp_path: Path) -> None:
-    target = replace(SOURCES, folder=str(tmp_path / "volume"))
-    (tmp_path / "volume").mkdir()
-    async with bucket(tmp_path) as url:
-        status, log = await download(url, target, SECRET | {"AWS_SECRET_ACCESS_KEY": "wrong-key-1"})
-    assert status != 0
-    assert "403" in log.splitlines()[-1]
+async def test_wrong_credentials_end_the_download_with_a_message(url: str, volume: Path) -> None:
+    secret = SECRET | {"AWS_SECRET_ACCESS_KEY": "wrong-key-1"}
+    status, log = await download(url, replace(SOURCES, folder=str(volume)), secret)
+    assert (status != 0, "403" in log.splitlines()[-1]) == (True, True)
 
 
 @pytest.mark.parametrize("target", [SOURCES, SOURCE], ids=["engine", "gateway"])
-async def test_missing_folder_ends_the_download_with_a_message(tmp_path: Path, target: Target) -> None:
-    target = replace(target, folder=str(tmp_path / "volume"))
-    (tmp_path / "volume").mkdir()
-    async with bucket(tmp_path) as url:
-        status, log = await download(url, target, uri="s3://models/qwen/8b")
-    assert status != 0
-    assert log.splitlines()[-1] == "s3://models/qwen/8b contains no file of the model"
+async def test_missing_folder_ends_the_download_with_a_message(
+    url: str, volume: Path, target: Target
+) -> None:
+    status, log = await download(url, replace(target, folder=str(volume)), uri="s3://models/qwen/8b")
+    message = "s3://models/qwen/8b contains no file of the model"
+    assert (status != 0, log.splitlines()[-1]) == (True, message)

@@ -16,8 +16,8 @@ from schemathesis.schemas import BaseSchema
 
 from dps_local.stack import MODEL
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from dps_testkit.waiting import wait_until
 from tests.gateway.openapi_checks import CHECKS, answer
+from tests.integration.leftovers import settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -63,15 +63,6 @@ class DescribedGateway:
         headers = {"Authorization": f"Bearer {key}"} | (headers or {})
         options: dict[str, Any] = {"headers": headers, "path_parameters": parameters}
         return await asyncio.to_thread(answer, operation, self.gateway.url, body, **options)
-
-    async def settled(self) -> None:
-        """Wait until nothing is left of the requests, in the gateway and in the engines."""
-
-        async def idle() -> bool:
-            in_gateway = [await self.gateway.metric(name) for name in ("dps_in_flight", "dps_queued")]
-            return sum(in_gateway) + sum([await engine.running() for engine in self.engines]) == 0
-
-        await wait_until(idle, "no request is in flight")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -170,10 +161,10 @@ async def test_fuzzed_requests_cause_no_server_error_and_leave_nothing_behind(
     described: DescribedGateway, tmp_path: Path
 ) -> None:
     await fuzz(described.gateway, tmp_path)
-    await described.settled()
+    await settled(described.gateway, *described.engines)
     before = await left_by_requests(described.gateway)
     await fuzz(described.gateway, tmp_path)
-    await described.settled()
+    await settled(described.gateway, *described.engines)
     after = await left_by_requests(described.gateway)
     assert after.open_files - before.open_files < FEW
     assert after.metric_series - before.metric_series < FEW

@@ -48,19 +48,12 @@ async def running(*arguments: str, output: Path = Path(os.devnull)) -> AsyncIter
     assert [process for process in children if process.exists()] == []
 
 
-async def test_stack_serves_until_interrupted() -> None:
-    async with (
-        running("--speed", "100") as (url, _),
-        aiohttp.ClientSession() as http,
-        http.post(url + CHAT, json=chat()) as response,
-    ):
-        assert (response.status, response.headers["x-dps-state"]) == (200, "redis")
-
-
 async def test_exit_of_one_process_is_reported_and_the_others_keep_running(tmp_path: Path) -> None:
     output = tmp_path / "output"
     async with running("--speed", "100", output=output) as (url, up):
         await wait_until(lambda: contains(output, "Press Ctrl-C"), "all processes are ready")
+        async with aiohttp.ClientSession() as http, http.post(url + CHAT, json=chat()) as response:
+            assert (response.status, response.headers["x-dps-state"]) == (200, "redis")
         engine = next(child for child in children_of(up) if b"STANDALONE" in (child / "cmdline").read_bytes())
         os.kill(int(engine.name), signal.SIGKILL)
 

@@ -14,8 +14,8 @@ from dps_gateway.pool import Pool
 from dps_gateway.upstream.health import watch_health
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT, Configuration
 from dps_testkit.in_process_gateway import send_stream
-from dps_testkit.waiting import wait_until
 from tests.gateway.dispatch.gateway_with_pools import FixedStatusEngine, GatewayWithPools, Start
+from tests.gateway.servers import until
 
 POISON = "poison"
 
@@ -74,11 +74,7 @@ async def test_request_waits_for_the_check_of_the_last_replicas(start: Start) ->
     gateway = await start([PoisonableEngine()], [PoisonableEngine()])
     await poison(gateway)
     waiting = [asyncio.create_task(gateway.post(number)) for number in range(3)]
-
-    async def queued() -> bool:
-        return len(gateway.runtime.admission) == len(waiting)
-
-    await wait_until(queued, "the requests wait")
+    await until(lambda: len(gateway.runtime.admission) == len(waiting), "the requests wait")
     async with health_checks(gateway):
         assert {(await each).status for each in waiting} == {200}
 
@@ -105,15 +101,11 @@ async def test_engine_that_breaks_off_a_stream_is_checked_at_once(start: Start) 
     """Otherwise, an engine that has crashed would receive requests until the next regular check."""
     gateway = await start([PoisonableEngine(late=True)], [FixedStatusEngine()])
     (replica,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas.values()
-
-    async def ready() -> bool:
-        return replica.ready
-
     for number in range(ERRORS_TO_EJECT + 1):  # these are not errors of the engine
         assert "upstream_broken" in (await poison(gateway, stream=True, n=2, seed=number))[1]
         assert (replica.suspected, replica.ready) == (True, False)
         async with health_checks(gateway):
-            await wait_until(ready, "the check succeeds")
+            await until(lambda: replica.ready, "the check succeeds")
 
 
 @pytest.mark.parametrize("stream", [False, True])

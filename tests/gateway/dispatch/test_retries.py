@@ -10,8 +10,8 @@ from dps_gateway.pool import Pool
 from dps_gateway.upstream import replica as replica_module
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT, LATE_CHECKS_TO_FAIL
 from dps_gateway.upstream.retries import RETRY_BURST, RETRY_RATIO
-from dps_testkit.waiting import wait_until
-from tests.gateway.dispatch.gateway_with_pools import FixedStatusEngine, Start, engines
+from tests.gateway.dispatch.gateway_with_pools import CHAT, FixedStatusEngine, Start, engines
+from tests.gateway.servers import until
 
 
 async def test_rejected_request_is_retried_in_both_pools(start: Start) -> None:
@@ -68,20 +68,16 @@ async def test_non_streaming_answer_may_take_longer_than_the_first_byte_timeout(
     assert gateway.attempts == 1
 
 
-async def test_relayed_request_is_not_executed_twice_after_a_timeout(start: Start) -> None:
+@pytest.mark.parametrize("path", ["/v1/embeddings", CHAT])
+async def test_request_that_is_not_streamed_is_not_executed_twice_after_a_timeout(
+    start: Start, path: str
+) -> None:
     timeouts = "{firstByteSeconds: 0.1, totalSeconds: 0.5}"
     gateway = await start(engines(2, delay=3.0), engines(2, delay=3.0), timeouts)
-    assert (await gateway.post(path="/v1/embeddings", input="hello")).status == 504
-    assert gateway.attempts == 1
-
-
-async def test_non_streaming_request_is_not_retried_after_the_total_timeout(start: Start) -> None:
-    gateway = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
-    response = await gateway.post()
-    assert response.status == 504
+    response = await gateway.post(path=path, input="hello")
     message = (await response.json())["error"]["message"]
-    assert message == "no engine answered within 0.3 s (timeouts.totalSeconds)"
-    assert gateway.attempts == 1
+    assert (response.status, gateway.attempts) == (504, 1)
+    assert message == "no engine answered within 0.5 s (timeouts.totalSeconds)"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -174,11 +170,7 @@ async def test_request_on_a_replica_that_stops_responding_is_sent_to_another_one
     pool = gateway.runtime.pools[Pool.SPECULATIVE]
     (replica,) = pool.replicas.values()
     waiting = asyncio.create_task(gateway.post(stream=stream))
-
-    async def sent() -> bool:
-        return gateway.attempts == 1
-
-    await wait_until(sent, "the replica has received the request")
+    await until(lambda: gateway.attempts == 1, "the replica has received the request")
     if hung:
         pool.mark_hung(replica)
     else:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_testkit.waiting import wait_until
 from tests.gateway.dispatch.gateway_with_pools import GatewayWithPools, Start, engines
+from tests.gateway.servers import configure, until
 
 
 async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[GatewayWithPools, str]:
@@ -20,18 +20,12 @@ async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[GatewayWit
 
 
 def suspend(gateway: GatewayWithPools, suspended: bool) -> None:
-    config = gateway.runtime.config
-    routing = config.routing.model_copy(update={"suspended": suspended})
-    gateway.runtime.apply(config.model_copy(update={"routing": routing}))
+    configure(gateway.runtime, "routing", suspended=suspended)
 
 
 async def queued(gateway: GatewayWithPools) -> None:
     """Return when one request waits."""
-
-    async def waits() -> bool:
-        return len(gateway.runtime.admission) == 1
-
-    await wait_until(waits, "the request waits")
+    await until(lambda: len(gateway.runtime.admission) == 1, "the request waits")
 
 
 @pytest.mark.parametrize("policy", ["DeltaPrefill", "AlwaysGreedy", "Adaptive"])
@@ -54,17 +48,16 @@ async def test_request_that_every_engine_has_rejected_does_not_wait(start: Start
 
 async def test_requests_without_a_ready_engine_in_their_pool_are_counted(start: Start) -> None:
     gateway, url = await asleep(start)
+
+    def counted(pool: Pool, number: float) -> bool:
+        text = gateway.runtime.metrics.render().decode()
+        return f'dps_pool_unavailable_total{{pool="{pool.value}"}} {number}' in text
+
+    # increase() ignores the first value of a series, so the series must exist before the first such request.
+    assert [counted(pool, 0.0) for pool in Pool] == [True, True]
     gateway.runtime.pools[Pool.GREEDY].set_endpoints([url])
     assert (await gateway.post()).headers["x-dps-pool"] == "greedy"
-    assert 'dps_pool_unavailable_total{pool="speculative"} 1.0' in gateway.runtime.metrics.render().decode()
-
-
-async def test_first_request_without_a_ready_engine_is_an_increase_for_prometheus(start: Start) -> None:
-    gateway, _ = await asleep(start)
-    text = gateway.runtime.metrics.render().decode()
-    for pool in Pool:
-        # increase() ignores the first value of a series, so the series must exist before the first such request.
-        assert f'dps_pool_unavailable_total{{pool="{pool.value}"}} 0.0' in text
+    assert counted(Pool.SPECULATIVE, 1.0)
 
 
 async def test_suspended_router_refuses_waiting_and_new_requests(start: Start) -> None:
@@ -104,11 +97,7 @@ async def test_gateway_that_started_suspended_remains_ready_while_engines_start(
 async def test_stateless_request_is_served_by_the_pool_that_is_free_first(start: Start) -> None:
     gateway = await start(engines(1, delay=0.5), engines(1, delay=2.0), limits="{maxInFlightPerReplica: 1}")
     occupying = [asyncio.create_task(gateway.post(number)) for number in range(2)]
-
-    async def busy() -> bool:
-        return gateway.attempts == 2
-
-    await wait_until(busy, "both engines are busy")
+    await until(lambda: gateway.attempts == 2, "both engines are busy")
     response = await gateway.post(path="/v1/embeddings")
     assert (response.status, response.headers["x-dps-pool"]) == (200, "speculative")
     await asyncio.gather(*occupying)

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import logging
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from dps_gateway.config import GatewayConfig
 from dps_gateway.upstream import exchange
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT
 from dps_testkit.in_process_gateway import (
@@ -20,8 +20,9 @@ from dps_testkit.in_process_gateway import (
     chat,
     message_of,
 )
-from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS
 from tests.gateway.open_files import no_free_files
+from tests.gateway.servers import configure, until
 
 
 async def test_engine_address_is_removed_from_redirects(
@@ -81,6 +82,16 @@ async def test_engine_is_not_blamed_if_the_gateway_cannot_open_a_connection(
     assert (response.status, response.headers["x-dps-reason"]) == (200, "within_threshold")
 
 
+async def request_on_a_connection(
+    gateway: InProcessGateway, limit: int = 2**16, **fields: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a chat request on a connection of its own, of whose answer at most about `limit` bytes are read ahead."""
+    body = json.dumps(chat(**fields)).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=limit)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    return reader, writer
+
+
 async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,18 +103,11 @@ async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(
         return False
 
     monkeypatch.setattr(gateway.runtime.turns, "correct", correct)
-    body = json.dumps(chat()).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     for _ in range(10):
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(head + body)
+        reader, writer = await request_on_a_connection(gateway)
         await reader.readuntil(b"}}")
         writer.transport.abort()
-
-    async def counted() -> bool:
-        return gateway.requests(200) + gateway.requests(499) == 10
-
-    await wait_until(counted, "all requests are counted")
+    await until(lambda: gateway.requests(200) + gateway.requests(499) == 10, "all requests are counted")
     assert (gateway.requests(200), gateway.requests(499)) == (10, 0)
     labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
     name = "gen_ai_server_request_duration_seconds_count"
@@ -132,18 +136,11 @@ async def test_stream_that_ends_without_done_ends_with_an_error_event(
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine ended the stream without [DONE]"
 
 
-def set_timeout(gateway: InProcessGateway, name: str, seconds: float) -> None:
-    """Set one of the timeouts of a running gateway."""
-    data = gateway.runtime.config.model_dump(by_alias=True)
-    data["timeouts"][name] = seconds
-    gateway.runtime.apply(GatewayConfig.model_validate(data))
-
-
-@pytest.mark.parametrize("limit", ["totalSeconds", "idleSeconds"])
+@pytest.mark.parametrize("limit", ["total_seconds", "idle_seconds"])
 async def test_client_that_stops_reading_is_disconnected(
     gateway: InProcessGateway, engine: ScriptedEngine, limit: str
 ) -> None:
-    set_timeout(gateway, limit, 2.0)
+    configure(gateway.runtime, "timeouts", **{limit: 2.0})
     engine.stream(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, DONE)
     stream, aborted = engine.answer, asyncio.Event()
 
@@ -155,15 +152,8 @@ async def test_client_that_stops_reading_is_disconnected(
             raise
 
     engine.answer = observed
-    body = json.dumps(chat(stream=True)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
-    writer.write(head + body)
-
-    async def given_up() -> bool:
-        return gateway.requests(499) == 1
-
-    await wait_until(given_up, "the gateway closes the connection")
+    _, writer = await request_on_a_connection(gateway, limit=1, stream=True)
+    await until(lambda: gateway.requests(499) == 1, "the gateway closes the connection")
     assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
     await asyncio.wait_for(aborted.wait(), PATIENCE_SECONDS)
     writer.transport.abort()
@@ -173,10 +163,7 @@ async def test_client_that_reads_a_complete_answer_slowly_occupies_no_slot(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
     engine.respond(text=json.dumps({"choices": ["x" * 40_000_000]}), content_type="application/json")
-    body = json.dumps(chat()).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
-    writer.write(head + body)
+    reader, writer = await request_on_a_connection(gateway, limit=1)
     assert await reader.read(1) == b"H"
     assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
     assert gateway.requests(200) == 0
@@ -187,7 +174,7 @@ async def test_client_that_reads_a_long_answer_slowly_receives_all_of_it(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
     """It takes longer than the client may read nothing."""
-    set_timeout(gateway, "idleSeconds", 2.0)
+    configure(gateway.runtime, "timeouts", idle_seconds=2.0)
     text = "x" * 20_000_000
     engine.respond(text=json.dumps({"choices": [text]}), content_type="application/json")
     received = 0
@@ -231,16 +218,7 @@ def stall_after(gateway: InProcessGateway, engine: ScriptedEngine, first: bytes,
         return response
 
     engine.answer = stall
-    set_timeout(gateway, "idleSeconds", 0.5)
-
-
-async def test_stream_that_stalls_after_its_first_event_ends_after_the_idle_timeout(
-    gateway: InProcessGateway, engine: ScriptedEngine
-) -> None:
-    stall_after(gateway, engine, CHUNK, "text/event-stream")
-    _, content = await gateway.post(json=NOT_CONTINUED)
-    assert content.startswith(CHUNK)
-    assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine sent nothing for 0.5 s"
+    configure(gateway.runtime, "timeouts", idle_seconds=0.5)
 
 
 async def test_answer_that_stalls_after_its_first_bytes_fails_after_the_idle_timeout(
@@ -274,7 +252,11 @@ async def test_replica_whose_streams_stall_is_ejected(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
     stall_after(gateway, engine, CHUNK, "text/event-stream")
-    await asyncio.gather(*(gateway.post(json=NOT_CONTINUED) for _ in range(ERRORS_TO_EJECT)))
+    for _, content in await asyncio.gather(
+        *(gateway.post(json=NOT_CONTINUED) for _ in range(ERRORS_TO_EJECT))
+    ):
+        error = content.removeprefix(CHUNK + b"data: ")
+        assert message_of(error) == "the engine sent nothing for 0.5 s"
     assert len(engine.requests) == ERRORS_TO_EJECT
     assert [pool.ready for pool in gateway.runtime.pools.values()].count([]) == 1
 

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from dps_gateway.api.call import TIMEOUT_HEADER
 from dps_gateway.auth import Key, Keys, digest_of
-from dps_gateway.config import GatewayConfig
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.in_process_gateway import (
     CHAT,
@@ -22,14 +21,14 @@ from dps_testkit.in_process_gateway import (
     chat,
     send_stream,
 )
-from dps_testkit.waiting import wait_until
+from tests.gateway.servers import configure, until
 
 SAMPLED = chat(stream=True, temperature=1, max_tokens=20, stop=["x"])
 
 
 def chunk(text: str, name: str = "first", **fields: Any) -> bytes:
     delta = {"content": text, **fields}
-    document = {"id": name, "created": 1, "choices": [{"index": 0, "delta": delta}]}
+    document = {"id": name, "created": len(name), "choices": [{"index": 0, "delta": delta}]}
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -41,16 +40,17 @@ def finish(name: str = "second") -> bytes:
 BROKEN = [chunk("a", role="assistant"), chunk("b"), b'data: {"id":']
 """The last event is incomplete."""
 OTHER = [chunk("", "second", role="assistant"), chunk("c", "second"), finish()]
+REPORTED = USAGE | {"total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 99}}
 WITH_USAGE = [
-    b"data: " + json.dumps({"id": "second", "choices": [], "usage": USAGE}).encode() + b"\n\n",
+    b"data: " + json.dumps({"id": "second", "choices": [], "usage": REPORTED}).encode() + b"\n\n",
     DONE,
 ]
 SHOWN_USAGE = {"stream_options": {"include_usage": True}}
 
 
-def usage_in(content: bytes) -> dict[str, int]:
+def usage_in(content: bytes) -> dict[str, Any]:
     """The usage in the last event but `[DONE]`."""
-    usage: dict[str, int] = json.loads(content.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
+    usage: dict[str, Any] = json.loads(content.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
     return usage
 
 
@@ -79,14 +79,25 @@ def outcomes(gateway: InProcessGateway) -> dict[str, float]:
 
 
 async def test_client_receives_one_stream(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
-    answers(engine, BROKEN, [*OTHER, *WITH_USAGE])
-    _, content = await gateway.post(json=SAMPLED)
-    assert content == chunk("a", role="assistant") + chunk("b") + chunk("c") + finish("first") + DONE
+    comment = b": comment\n\n"
+    answers(engine, BROKEN, [*OTHER[:2], comment, *OTHER[2:], *WITH_USAGE])
+    response, content = await gateway.post(json=SAMPLED | SHOWN_USAGE)
+    texts = chunk("a", role="assistant") + chunk("b") + chunk("c")
+    *_, last, _, _ = content.split(b"\n\n")
+    assert content == texts + comment + finish("first") + last + b"\n\n" + DONE
+    assert json.loads(last.removeprefix(b"data: "))["id"] == "first"
+    tokens = await gateway.runtime.renderer.answer_tokens("ab")
+    prompt, output = int(response.headers["x-dps-prompt-tokens"]), tokens + USAGE["completion_tokens"]
+    assert usage_in(content) == {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": REPORTED["total_tokens"],  # the same sum for both requests
+        "prompt_tokens_details": {"cached_tokens": prompt},
+    }
     assert outcomes(gateway) == {"continued": 1}
     assert [pool.in_flight for pool in gateway.runtime.pools.values()] == [0, 0]
     first, second = [json.loads(body) for _, _, body in engine.requests]
     begun = {"role": "assistant", "content": "ab"}
-    tokens = await gateway.runtime.renderer.answer_tokens("ab")
     assert second == first | {
         "messages": [*first["messages"], begun],
         "continue_final_message": True,
@@ -129,8 +140,7 @@ async def test_finished_answer_is_closed_without_another_engine(
 async def test_streams_are_not_continued_if_this_is_switched_off(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    config = gateway.runtime.config.model_dump(by_alias=True)
-    gateway.runtime.apply(GatewayConfig.model_validate(config | {"retries": {"continueStreams": False}}))
+    configure(gateway.runtime, "retries", continue_streams=False)
     answers(engine, BROKEN)
     _, content = await gateway.post(json=SAMPLED)
     assert b"upstream_broken" in content
@@ -158,9 +168,7 @@ async def test_stream_is_not_continued_after_the_time_that_the_client_allows(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
     async def stalled(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(chunk("a"))
+        response = await send_stream(request, [chunk("a")])
         await asyncio.sleep(30)
         return response
 
@@ -174,11 +182,10 @@ async def test_stream_is_not_continued_after_the_time_that_the_client_allows(
 async def test_slot_of_the_failed_engine_is_not_assigned_to_a_queued_request(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    config = gateway.runtime.config.model_dump(by_alias=True)
-    config["routing"]["policy"] = "AlwaysSpeculative"
-    config["limits"]["maxInFlightPerReplica"] = 1
-    config["timeouts"]["queueSeconds"] = 1  # the failed engine is never checked, because no health checks run
-    gateway.runtime.apply(GatewayConfig.model_validate(config))
+    configure(gateway.runtime, "routing", policy="AlwaysSpeculative")
+    configure(gateway.runtime, "limits", max_in_flight_per_replica=1)
+    # The failed engine is never checked, because no health checks run.
+    configure(gateway.runtime, "timeouts", queue_seconds=1)
     queued = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -190,13 +197,10 @@ async def test_slot_of_the_failed_engine_is_not_assigned_to_a_queued_request(
         request.transport.abort()
         return response
 
-    async def other_is_queued() -> bool:
-        return len(gateway.runtime.admission) == 1
-
     engine.answer = answer
     async with gateway.client.post(gateway.url + CHAT, json=SAMPLED) as stream:
         other = asyncio.create_task(gateway.post(json=SAMPLED))
-        await wait_until(other_is_queued, "the other request is queued")
+        await until(lambda: len(gateway.runtime.admission) == 1, "the other request is queued")
         queued.set()
         assert (await stream.read()).endswith(DONE)
     assert (stream.headers["x-dps-pool"], outcomes(gateway)) == ("speculative", {"continued": 1})

@@ -58,9 +58,14 @@ FINISHED: dict[str, Sequence[bytes]] = {
     CHAT: (CHUNK, DONE),
     "/v1/completions": (event({"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}), DONE),
     MESSAGES: (START, typed("content_block_delta", delta={"text": "a"}), typed("message_stop")),
-    RESPONSES: (CREATED, typed("response.completed", response=response("completed"))),
+    RESPONSES: (
+        CREATED,
+        typed("response.output_text.delta", delta="a"),
+        typed("response.completed", response=response("completed")),
+    ),
     "/generate": (event({"text": "a", "meta_info": {"finish_reason": {"type": "stop"}}}), DONE),
 }
+"""A stream of each API. The last event but one has content."""
 
 
 PATHS = dict(zip(("chat", "completions", "messages", "responses", "generate"), BODIES, strict=True))

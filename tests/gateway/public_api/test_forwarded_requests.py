@@ -9,8 +9,8 @@ import brotli
 import pytest
 from backports import zstd
 
-from dps_gateway.config import GatewayConfig
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
+from tests.gateway.servers import configure
 
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -57,9 +57,7 @@ async def test_body_with_an_unknown_encoding_is_refused(
 
 
 async def test_body_size_limit_can_be_reloaded(gateway: InProcessGateway) -> None:
-    data = gateway.runtime.config.model_dump(by_alias=True)
-    data["limits"]["maxBodyBytes"] = 10
-    gateway.runtime.apply(GatewayConfig.model_validate(data))
+    configure(gateway.runtime, "limits", max_body_bytes=10)
     response, content = await gateway.post(json=chat())
     assert response.status == 413
     assert "larger than 10 bytes" in message_of(content)

@@ -9,46 +9,24 @@ from aiohttp import web
 
 from dps_gateway.api.sse import MAX_HELD_BYTES
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_testkit.in_process_gateway import CHAT, DONE, InProcessGateway, ScriptedEngine, chat, send_stream
+from dps_testkit.in_process_gateway import CHUNK, DONE, InProcessGateway, ScriptedEngine, chat, send_stream
 from tests.gateway.public_api.test_failures_in_answers import (
     BODIES,
+    FINISHED,
     MESSAGES,
     RESPONSES,
     event,
-    response,
-    typed,
 )
+from tests.gateway.servers import configure
 
 SECONDS = 0.1
 COMMENT = b": heartbeat\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-CONTENT = event({"id": "c", "choices": [{"index": 0, "delta": {"content": "a"}, "text": "a"}]})
-STREAMS: dict[str, tuple[bytes, bytes]] = {
-    CHAT: (CONTENT, DONE),
-    "/v1/completions": (CONTENT, DONE),
-    MESSAGES: (
-        typed("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"}),
-        typed("message_stop"),
-    ),
-    RESPONSES: (
-        typed("response.output_text.delta", delta="a"),
-        typed("response.completed", response=response("completed")),
-    ),
-    "/generate": (event({"text": "a", "meta_info": {"finish_reason": None}}), DONE),
-}
-"""The first content and the end of a stream of each API."""
-
 
 @pytest.fixture(autouse=True)
 def frequent(gateway: InProcessGateway) -> None:
-    configure(gateway, SECONDS)
-
-
-def configure(gateway: InProcessGateway, seconds: float) -> None:
-    config = gateway.runtime.config
-    timeouts = config.timeouts.model_copy(update={"heartbeat_seconds": seconds})
-    gateway.runtime.apply(config.model_copy(update={"timeouts": timeouts}))
+    configure(gateway.runtime, "timeouts", heartbeat_seconds=SECONDS)
 
 
 def slowly(engine: ScriptedEngine, *pieces: bytes, pause_seconds: float = 3 * SECONDS) -> None:
@@ -76,11 +54,11 @@ def heartbeat_of(path: str) -> bytes:
     return PING if path == MESSAGES else COMMENT
 
 
-@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("path", FINISHED)
 async def test_silent_stream_has_heartbeats_between_its_events(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
 ) -> None:
-    first, last = STREAMS[path]
+    first, last = FINISHED[path][-2:]
     slowly(engine, first, first[:9], first[9:], last)
     answer, content = await gateway.post(path, json=BODIES[path] | {"stream": True})
     assert (answer.status, answer.content_type) == (200, "text/event-stream")
@@ -93,7 +71,7 @@ async def test_silent_stream_has_heartbeats_between_its_events(
 async def test_headers_that_the_first_heartbeat_cannot_know_are_missing(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    slowly(engine, CONTENT, DONE)
+    slowly(engine, CHUNK, DONE)
     headers = (await gateway.post(json=chat(stream=True)))[0].headers
     assert "x-dps-delta-tokens" in headers
     assert "x-request-id" in headers
@@ -103,10 +81,10 @@ async def test_headers_that_the_first_heartbeat_cannot_know_are_missing(
 async def test_stream_without_silence_and_unary_answer_have_no_heartbeats(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    configure(gateway, 1.0)
-    slowly(engine, *[CONTENT] * 4, DONE, pause_seconds=0.3)
+    configure(gateway.runtime, "timeouts", heartbeat_seconds=1.0)
+    slowly(engine, *[CHUNK] * 4, DONE, pause_seconds=0.3)
     answer, content = await gateway.post(json=chat(stream=True))
-    assert content == CONTENT * 4 + DONE
+    assert content == CHUNK * 4 + DONE
     assert "x-dps-pool" in answer.headers
 
     async def late(request: web.Request) -> web.StreamResponse:
@@ -114,18 +92,18 @@ async def test_stream_without_silence_and_unary_answer_have_no_heartbeats(
         return web.json_response({"choices": []})
 
     engine.answer = late
-    configure(gateway, SECONDS)
+    configure(gateway.runtime, "timeouts", heartbeat_seconds=SECONDS)
     assert (await gateway.post(json=chat()))[1] == b'{"choices": []}'
 
 
 async def test_queued_stream_has_heartbeats(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
     for pool in gateway.runtime.pools.values():
         pool.max_in_flight_per_replica = 1
-    slowly(engine, CONTENT, DONE, pause_seconds=5 * SECONDS)
+    slowly(engine, CHUNK, DONE, pause_seconds=5 * SECONDS)
     requests = [gateway.post(json=chat(stream=True, seed=number)) for number in range(3)]
     contents = [content for _, content in await asyncio.gather(*requests)]
-    assert max(content.split(CONTENT)[0].count(COMMENT) for content in contents) >= 8
-    assert [without(COMMENT, content) for content in contents] == [CONTENT + DONE] * 3
+    assert max(content.split(CHUNK)[0].count(COMMENT) for content in contents) >= 8
+    assert [without(COMMENT, content) for content in contents] == [CHUNK + DONE] * 3
 
 
 async def test_no_heartbeat_is_sent_within_an_event(
@@ -137,7 +115,7 @@ async def test_no_heartbeat_is_sent_within_an_event(
     assert long in content
 
 
-@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("path", FINISHED)
 @pytest.mark.parametrize(
     ("status", "message"),
     [(503, "busy"), (400, "too long"), (None, "the engine closed the connection")],
@@ -180,8 +158,8 @@ async def test_attempt_that_fails_after_a_heartbeat_is_retried(
         await asyncio.sleep(3 * SECONDS)
         if len(attempts) == 1:
             return web.json_response({"error": {"message": "busy"}}, status=503)
-        return await send_stream(request, (CONTENT, DONE))
+        return await send_stream(request, (CHUNK, DONE))
 
     engine.answer = second_time
     _, content = await gateway.post(json=chat(stream=True))
-    assert (len(attempts), without(COMMENT, content)) == (2, CONTENT + DONE)
+    assert (len(attempts), without(COMMENT, content)) == (2, CHUNK + DONE)

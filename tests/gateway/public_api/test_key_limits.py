@@ -19,8 +19,9 @@ from dps_testkit.in_process_gateway import (
     ScriptedEngine,
     chat,
     complete,
+    send_stream,
 )
-from dps_testkit.waiting import wait_until
+from tests.gateway.servers import until
 
 
 async def test_key_may_use_only_its_models(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
@@ -57,11 +58,7 @@ async def check_exhausted(gateway: InProcessGateway, headers: dict[str, str]) ->
 
 async def client_has_left(gateway: InProcessGateway) -> None:
     """Wait until the gateway has noticed that a client has disconnected."""
-
-    async def noticed() -> bool:
-        return gateway.requests(499) == 1
-
-    await wait_until(noticed, "the gateway notices that the client has disconnected")
+    await until(lambda: gateway.requests(499) == 1, "the gateway notices that the client has disconnected")
 
 
 @pytest.mark.parametrize("usage", [USAGE, None], ids=["reported", "not reported"])
@@ -134,9 +131,7 @@ async def test_answer_that_the_client_does_not_read_to_its_end_counts_for_its_ke
     gateway.runtime.keys = Keys([Key("team", digest_of("sk"), tokens_per_minute=limit)])
 
     async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(CHUNK * events)
+        response = await send_stream(request, [CHUNK * events])
         await asyncio.sleep(30)
         return response
 

@@ -16,6 +16,7 @@ from dps_testkit.in_process_gateway import (
     chat,
     message_of,
 )
+from tests.gateway.servers import configure
 
 
 async def test_credentials_in_a_malformed_request_do_not_appear_in_logs(
@@ -40,9 +41,7 @@ async def test_absolute_target_is_forwarded_as_a_path(
 async def test_header_over_the_limit_is_refused_with_the_limit(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
 ) -> None:
-    config = gateway.runtime.config
-    listen = config.listen.model_copy(update={"max_header_bytes": 1024})
-    gateway.runtime.config = config.model_copy(update={"listen": listen})
+    configure(gateway.runtime, "listen", max_header_bytes=1024)
     headers = {"x-metadata": "m" * 1025, "x-request-id": "mine"}
     response, content = await gateway.post(path, json=chat(), headers=headers)
     assert (response.status, response.headers["x-request-id"]) == (431, "mine")
@@ -97,41 +96,42 @@ async def test_path_that_an_engine_may_resolve_differently_is_refused(
     assert engine.requests == []
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, chat(input_ids=[])),
-        ("/v1/completions", {"prompt": [[""]]}),
-        ("/v1/completions", {"prompt": ["x", []]}),
-        ("/generate", {"text": ""}),
-        ("/generate", {"input_ids": [[]]}),
-    ],
-)
-async def test_empty_prompt_is_refused(
-    gateway: InProcessGateway, engine: ScriptedEngine, path: str, body: Any
-) -> None:
-    response, content = await gateway.post(path, json=body)
-    assert (response.status, engine.requests) == (400, [])
-    assert message_of(content).startswith("a prompt is empty")
+def nested(levels: int) -> Any:
+    """A number in a list in a list, and so on."""
+    return [nested(levels - 1)] if levels else 1
 
 
-@pytest.mark.parametrize("levels", [3, 600])
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [("/v1/completions", "prompt"), ("/generate", "text"), ("/generate", "input_ids"), (CHAT, "input_ids")],
-)
-async def test_deeply_nested_prompt_is_refused(
+EMPTY, DEEP = "a prompt is empty", "prompts are nested too deeply"
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"input_ids": []}, EMPTY),
+    ("/v1/completions", {"prompt": [[""]]}, EMPTY),
+    ("/v1/completions", {"prompt": ["x", []]}, EMPTY),
+    ("/generate", {"text": ""}, EMPTY),
+    ("/generate", {"input_ids": [[]]}, EMPTY),
+    *((CHAT, {"input_ids": nested(levels)}, DEEP) for levels in (3, 600)),
+    *(("/v1/completions", {"prompt": nested(levels)}, DEEP) for levels in (3, 600)),
+    *(("/generate", {field: nested(levels)}, DEEP) for field in ("text", "input_ids") for levels in (3, 600)),
+    *(
+        (path, {"prompt": "x", "stream": True, "stream_options": "bad"}, "stream_options must be an object")
+        for path in (CHAT, "/v1/completions")
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "message"), REFUSED)
+async def test_prompts_and_options_of_another_form_are_refused(
     gateway: InProcessGateway,
     engine: ScriptedEngine,
     caplog: pytest.LogCaptureFixture,
     path: str,
-    field: str,
-    levels: int,
+    body: dict[str, Any],
+    message: str,
 ) -> None:
-    body = json.dumps(chat()).removesuffix("}") + f', "{field}": {"[" * levels}1{"]" * levels}}}'
-    response, content = await gateway.post(path, data=body.encode())
+    if path == CHAT:
+        body = chat() | body
+    response, content = await gateway.post(path, json=body)
     assert (response.status, engine.requests) == (400, [])
-    assert message_of(content) == "prompts are nested too deeply"
+    assert message_of(content).startswith(message)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
@@ -151,16 +151,6 @@ async def test_unknown_expectation_is_refused_without_being_quoted(
     assert b"sk-secret" not in response
     error = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
     assert error["message"] == "the gateway supports only 'Expect: 100-continue'"
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_stream_options_that_are_no_object_are_refused(
-    gateway: InProcessGateway, engine: ScriptedEngine, path: str
-) -> None:
-    body = chat(stream=True, prompt="hello", stream_options="bad")
-    response, content = await gateway.post(path, json=body)
-    assert (response.status, message_of(content)) == (400, "stream_options must be an object")
-    assert engine.requests == []
 
 
 async def test_websocket_is_refused_so_that_the_client_falls_back_to_http(

@@ -10,14 +10,12 @@ from aiohttp import web
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.pool import Pool
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
+from tests.gateway.servers import configure
 
 
 @pytest.fixture(autouse=True)
 def model(gateway: InProcessGateway) -> None:
-    config = gateway.runtime.config
-    aliases = {"gpt": "m", "tuned": "m:lora", "gpt:7b": "m"}
-    model = config.model.model_copy(update={"aliases": aliases})
-    gateway.runtime.config = config.model_copy(update={"model": model})
+    configure(gateway.runtime, "model", aliases={"gpt": "m", "tuned": "m:lora", "gpt:7b": "m"})
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
@@ -63,9 +61,7 @@ async def test_unknown_model_is_not_found(
 async def test_unknown_model_is_forwarded_if_the_engines_decide(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    config = gateway.runtime.config
-    model = config.model.model_copy(update={"strict": False})
-    gateway.runtime.config = config.model_copy(update={"model": model})
+    configure(gateway.runtime, "model", strict=False)
     assert (await gateway.post(json=chat(model="other")))[0].status == 200
     assert json.loads(engine.requests[0][2])["model"] == "other"
 
@@ -157,9 +153,7 @@ async def test_models_of_one_pool_are_listed_if_the_other_does_not_answer(
 async def test_adapters_of_vllm_are_listed_by_their_own_names_if_requests_may_use_them(
     gateway: InProcessGateway, engine: ScriptedEngine, strict: bool
 ) -> None:
-    config = gateway.runtime.config
-    model = config.model.model_copy(update={"strict": strict})
-    gateway.runtime.config = config.model_copy(update={"model": model})
+    configure(gateway.runtime, "model", strict=strict)
     engine.respond(text=json.dumps(VLLM), content_type="application/json")
     assert await listed(gateway) == (["m", "gpt", "gpt:7b"] if strict else ["m", "lora", "gpt", "gpt:7b"])
     assert (await gateway.send("GET", "/v1/models/lora"))[0].status == (404 if strict else 200)

@@ -3,24 +3,16 @@
 import asyncio
 import json
 import time
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 from dps_gateway.api.call import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, PolicyInput, Reason
-from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, complete
-from dps_testkit.waiting import wait_until
+from dps_testkit.in_process_gateway import CHAT, HeldAnswers, InProcessGateway, ScriptedEngine, chat
+from tests.gateway.servers import configure, until
 
 EMBEDDINGS = "/v1/embeddings"
-
-
-def configure(gateway: InProcessGateway, section: str, **values: Any) -> None:
-    config = gateway.runtime.config
-    changed = getattr(config, section).model_copy(update=values)
-    gateway.runtime.config = config.model_copy(update={section: changed})
 
 
 class Upload:
@@ -55,11 +47,7 @@ class Upload:
 
 async def buffered(gateway: InProcessGateway, size: int) -> None:
     """Return when this many bytes of bodies are in memory."""
-
-    async def reached() -> bool:
-        return gateway.runtime.bodies.used == size
-
-    await wait_until(reached, f"{size} bytes are buffered")
+    await until(lambda: gateway.runtime.bodies.used == size, f"{size} bytes are buffered")
 
 
 @pytest.mark.parametrize("path", [CHAT, EMBEDDINGS])
@@ -67,7 +55,7 @@ async def test_body_that_arrives_too_slowly_is_refused(
     gateway: InProcessGateway, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dps_gateway.api.call.BODY_GRACE_SECONDS", 0.2)
-    configure(gateway, "limits", min_body_bytes_per_second=1000)
+    configure(gateway.runtime, "limits", min_body_bytes_per_second=1000)
     upload = Upload(gateway, path, 500)
     await upload.begin()
     began = asyncio.get_running_loop().time()
@@ -112,8 +100,8 @@ async def test_body_that_arrives_at_the_minimum_rate_is_accepted(
     gateway: InProcessGateway, rate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dps_gateway.api.call.BODY_GRACE_SECONDS", 1.0)
-    configure(gateway, "timeouts", body_seconds=30.0)
-    configure(gateway, "limits", min_body_bytes_per_second=rate)
+    configure(gateway.runtime, "timeouts", body_seconds=30.0)
+    configure(gateway.runtime, "limits", min_body_bytes_per_second=rate)
     body = json.dumps(chat()).encode()
     upload = Upload(gateway, CHAT, len(body) + 300)
     await upload.begin()
@@ -128,7 +116,7 @@ async def test_body_that_arrives_at_the_minimum_rate_is_accepted(
 async def test_body_for_which_there_is_no_memory_is_refused(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
 ) -> None:
-    configure(gateway, "limits", max_body_bytes=1000, max_buffered_bytes=1500)
+    configure(gateway.runtime, "limits", max_body_bytes=1000, max_buffered_bytes=1500)
     first = Upload(gateway, CHAT, 1000)
     await first.begin()
     await first.send(b" " * 900)
@@ -148,26 +136,20 @@ async def test_body_for_which_there_is_no_memory_is_refused(
 async def test_body_counts_until_its_request_has_ended(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    release = asyncio.Event()
-
-    async def slow(request: web.Request) -> web.StreamResponse:
-        await release.wait()
-        return await complete(request)
-
-    engine.answer = slow
+    engine.answer = held = HeldAnswers()
     body = json.dumps(chat()).encode()
-    configure(gateway, "limits", max_body_bytes=len(body), max_buffered_bytes=1)
+    configure(gateway.runtime, "limits", max_body_bytes=len(body), max_buffered_bytes=1)
     first = asyncio.create_task(gateway.post(data=body, headers={"Content-Type": "application/json"}))
     await buffered(gateway, len(body))
     assert (await gateway.post(json=chat()))[0].status == 503
-    release.set()
+    held.release.set()
     assert (await first)[0].status == 200
     assert gateway.runtime.bodies.used == 0
     assert (await gateway.post(json=chat()))[0].status == 200
 
 
 async def test_refused_and_oversized_bodies_leave_nothing_behind(gateway: InProcessGateway) -> None:
-    configure(gateway, "limits", max_body_bytes=1000)
+    configure(gateway.runtime, "limits", max_body_bytes=1000)
     assert (await gateway.post(data=b"{"))[0].status == 400
     assert (await gateway.post(data=b"{" * 2000))[0].status == 413
     assert gateway.runtime.bodies.used == 0
