@@ -1,5 +1,6 @@
 """Finding a replica that answers: first in the pool that the policy chose, then in the other one."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from dps_gateway.upstream.exchange import (
     UpstreamBroken,
     UpstreamFailed,
     forwarded_headers,
+    not_begun,
 )
 from dps_gateway.upstream.replica import UNKNOWN, Replica
 from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
@@ -266,7 +268,7 @@ class Dispatch:
             try:
                 answer = await self._send(pool, replica, prefill_tokens)
                 held.callback(answer.close)
-                content = await _begun(answer) if self._outbound.buffered else b""
+                content = await _begun(answer, replica) if self._outbound.buffered else b""
             except UpstreamFailed as error:
                 self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 self._record(pool, replica, error)
@@ -337,7 +339,7 @@ class Dispatch:
         return turn.cached.tokens(replica.id, replica.units).prefill
 
 
-async def _begun(answer: Answer) -> bytes:
+async def _begun(answer: Answer, replica: Replica) -> bytes:
     """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
 
     Nothing has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the answer
@@ -349,7 +351,7 @@ async def _begun(answer: Answer) -> bytes:
         if answer.status != HTTPStatus.OK and (failure is None or failure.status not in RETRYABLE_STATUSES):
             return content
     elif answer.status == HTTPStatus.OK:
-        content, failure = b"", await _failure_at_start(answer)
+        content, failure = b"", await _failure_at_start(answer, replica)
     else:
         return b""
     if failure is None:
@@ -363,13 +365,25 @@ async def _begun(answer: Answer) -> bytes:
     return body
 
 
-async def _failure_at_start(answer: Answer) -> Failure | None:
-    """Read a stream to its first content. Returns the failure that it begins with, if any. Raises UpstreamFailed."""
-    try:
-        while not (found := beginning(answer.first)) and await answer.read_on():
-            pass
-    except UpstreamBroken as error:
-        raise error.as_failure() from error
+async def _failure_at_start(answer: Answer, replica: Replica) -> Failure | None:
+    """Read a stream to its first content. Returns the failure that it begins with, if any. Raises UpstreamFailed.
+
+    Some streams, such as those of /v1/responses, begin with an event before the prompt is computed, so the time for the
+    first byte applies to the first content.
+    """
+    if not (found := beginning(answer.first)):
+        wait = asyncio.timeout_at(answer.begins_by)
+        replica.waits.add(wait)
+        try:
+            async with wait:
+                while not (found := beginning(answer.first)) and await answer.read_on():
+                    pass
+        except UpstreamBroken as error:
+            raise error.as_failure() from error
+        except TimeoutError as error:
+            raise not_begun(lost=wait not in replica.waits) from error
+        finally:
+            replica.waits.discard(wait)
     return found if isinstance(found, Failure) else None
 
 

@@ -243,6 +243,64 @@ async def test_stream_that_stalls_after_its_first_event_ends_after_the_idle_time
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine sent nothing for 0.5 s"
 
 
+BEGUN = b'data: {"type":"response.created","response":{"id":"r","object":"response"}}\n\n'
+"""SGLang sends this event before it computes the prompt."""
+
+
+async def test_prefill_after_the_first_event_of_a_stream_may_take_longer_than_the_idle_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    ending = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+
+    async def prefill(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(BEGUN)
+        await asyncio.sleep(0.6)
+        await response.write(ending)
+        return response
+
+    engine.answer = prefill
+    set_timeout(gateway, "idleSeconds", 0.2)
+    response, content = await gateway.post("/v1/responses", json={"input": "hello", "stream": True})
+    assert (response.status, content, len(engine.requests)) == (200, BEGUN + ending, 1)
+
+
+async def test_stream_without_content_fails_after_the_first_byte_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, BEGUN, "text/event-stream")
+    set_timeout(gateway, "firstByteSeconds", 0.6)
+    async with asyncio.timeout(STALL_SECONDS / 2):
+        response, content = await gateway.post("/v1/responses", json={"input": "hello", "stream": True})
+    assert (response.status, len(engine.requests)) == (502, 2)
+    assert message_of(content) == "the engine did not begin to answer in time"
+
+
+async def test_stream_without_content_is_sent_to_another_engine_if_its_own_hangs(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, BEGUN, "text/event-stream")
+    set_timeout(gateway, "idleSeconds", STALL_SECONDS)
+    body = {"input": "hello", "stream": True}
+    answer = asyncio.create_task(gateway.post("/v1/responses", json=body))
+    pools = gateway.runtime.pools.values()
+
+    async def begun() -> bool:
+        return any(replica.begun_tokens for pool in pools for replica in pool.replicas.values())
+
+    await wait_until(begun, "the stream has begun")
+    ending = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+    engine.stream(ending)
+    for pool in pools:
+        for replica in pool.replicas.values():
+            if replica.in_flight:
+                pool.mark_hung(replica)
+    async with asyncio.timeout(STALL_SECONDS / 2):
+        response, content = await answer
+    assert (response.status, content) == (200, ending)
+
+
 async def test_answer_that_stalls_after_its_first_bytes_fails_after_the_idle_timeout(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
