@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from dps_gateway.api.sse import MAX_HELD_BYTES
 from dps_gateway.config import GatewayConfig
 from dps_gateway.upstream import exchange
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT
@@ -317,6 +318,17 @@ async def test_error_event_of_a_relayed_stream_is_separate_from_an_incomplete_ev
     complete, incomplete, event = content.decode().strip().split("\n\n")
     assert (complete, incomplete) == ('data: {"a": 1}', 'data: {"b')
     assert message_of(event.removeprefix("data: ").encode())
+
+
+async def test_error_event_of_a_routed_stream_is_separate_from_an_incomplete_long_event(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    incomplete = b'data: {"a": "' + b"a" * MAX_HELD_BYTES
+    engine.stream(CHUNK, incomplete, abort=True)
+    _, content = await gateway.post(json=NOT_CONTINUED)
+    *_, rest, event = content.strip().split(b"\n\n")
+    assert rest == incomplete
+    assert message_of(event.removeprefix(b"data: "))
 
 
 async def test_relayed_answer_that_stalls_after_its_first_bytes_is_broken_off_after_the_idle_timeout(
