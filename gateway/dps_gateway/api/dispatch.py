@@ -1,5 +1,6 @@
 """Finding a replica that answers: first in the pool that the policy chose, then in the other one."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from dps_gateway.upstream.exchange import (
     UpstreamBroken,
     UpstreamFailed,
     forwarded_headers,
+    not_begun,
 )
 from dps_gateway.upstream.replica import UNKNOWN, Replica
 from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
@@ -297,7 +299,7 @@ class Dispatch:
                     replica.prefill_tokens -= prefill_tokens
                 replica.begun_tokens += prefill_tokens
                 held.callback(answer.close)
-                content = await _begun(answer) if outbound.buffered else b""
+                content = await _begun(answer, replica) if outbound.buffered else b""
             except UpstreamFailed as error:
                 self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 self._record(pool, replica, error)
@@ -340,7 +342,7 @@ class Dispatch:
             pool.record_error(replica)
 
 
-async def _begun(answer: Answer) -> bytes:
+async def _begun(answer: Answer, replica: Replica) -> bytes:
     """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
 
     Nothing has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the answer
@@ -352,13 +354,7 @@ async def _begun(answer: Answer) -> bytes:
         if answer.status != HTTPStatus.OK and (failure is None or failure.status not in RETRYABLE_STATUSES):
             return content
     elif answer.status == HTTPStatus.OK:
-        content = b""
-        try:
-            while not (found := beginning(answer.first)) and await answer.read_on():
-                pass
-        except UpstreamBroken as error:
-            raise error.as_failure() from error
-        failure = found if isinstance(found, Failure) else None
+        content, failure = b"", await _failure_at_start(answer, replica)
     else:
         return b""
     if failure is None:
@@ -370,6 +366,28 @@ async def _begun(answer: Answer) -> bytes:
         raise UpstreamFailed(kind, failure.message, Rejection(status, body, None))
     answer.refuse(status)
     return body
+
+
+async def _failure_at_start(answer: Answer, replica: Replica) -> Failure | None:
+    """Read a stream to its first content. Returns the failure that it begins with, if any. Raises UpstreamFailed.
+
+    Some streams, such as those of /v1/responses, begin with an event before the prompt is computed, so the time for the
+    first byte applies to the first content.
+    """
+    if not (found := beginning(answer.first)):
+        wait = asyncio.timeout_at(answer.begins_by)
+        replica.waits.add(wait)
+        try:
+            async with wait:
+                while not (found := beginning(answer.first)) and await answer.read_on():
+                    pass
+        except UpstreamBroken as error:
+            raise error.as_failure() from error
+        except TimeoutError as error:
+            raise not_begun(lost=wait not in replica.waits) from error
+        finally:
+            replica.waits.discard(wait)
+    return found if isinstance(found, Failure) else None
 
 
 async def whole(answer: Answer) -> bytes:

@@ -135,7 +135,9 @@ class Relay:
         except UpstreamBroken as error:
             call.outcome = Outcome.ABORTED if error.kind == "aborted" else Outcome.BROKEN
             fail_span(self._span, error)
-            last = (call.events.error if call.events else b"") or error_event(error, call.errors)
+            last = call.events.error or error_event(error, call.errors)
+            if call.events.within_event:  # otherwise the error would be a part of this incomplete event
+                last = b"\n\n" + last
         finally:
             await asyncio.shield(commit)
         await call.finish(last)

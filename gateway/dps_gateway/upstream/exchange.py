@@ -127,6 +127,7 @@ class Answer:
         first: bytes,
         timeouts: Timeouts,
         deadline: Deadline,
+        begins_by: float,
     ) -> None:
         self._response = response
         self._idle_seconds = timeouts.idle_seconds
@@ -137,7 +138,11 @@ class Answer:
         self._reading_since: float | None = None
         """When the wait for the next chunk has begun, on the event loop's clock; None if nothing waits for it."""
         self._watch: asyncio.TimerHandle | None = None
+        self._relayed = False
+        """Whether the pauses in it are limited."""
         self._chunks = self._read()
+        self.begins_by = begins_by
+        """The end of the time for the first content of a stream, on the event loop's clock."""
         self.first = first
         """The bytes that have been read so far, which `rest` does not repeat."""
         self.status = response.status
@@ -158,14 +163,17 @@ class Answer:
         return Rejection(self.status, body, self._response.headers.get("Retry-After"))
 
     def rest(self) -> AsyncIterator[bytes]:
-        """The chunks after `first`. Raises UpstreamBroken as `read_on` does."""
+        """The chunks after `first`.
+
+        Raises UpstreamBroken as `read_on` does, and if the replica sends nothing for timeouts.idleSeconds.
+        """
+        self._relayed = True
         return self._chunks
 
     async def read_on(self) -> bool:
         """Add the next chunk to `first`. Returns False at the end of the answer.
 
-        Raises UpstreamBroken if the replica closes the connection, sends nothing for timeouts.idleSeconds, or does
-        not finish by the deadline.
+        Raises UpstreamBroken if the replica closes the connection or does not finish by the deadline.
         """
         chunk = await anext(self._chunks, b"")
         self.first += chunk
@@ -200,8 +208,8 @@ class Answer:
         A single timer, which is set again when it expires, costs less than a timer for each chunk.
         """
         now, since = self._loop.time(), self._reading_since
-        if since is None:
-            self._watch = self._loop.call_at(now + self._idle_seconds, self._check)
+        if since is None or (not self._relayed and now < self._ends):
+            self._watch = self._loop.call_at(min(now + self._idle_seconds, self._ends), self._check)
         elif now < (limit := min(since + self._idle_seconds, self._ends)):
             self._watch = self._loop.call_at(limit, self._check)
         elif now >= self._ends:
@@ -287,9 +295,8 @@ class Upstream:
         session = self._unpooled if fresh_connection else self._session
         left_seconds = max(0.001, deadline.left_seconds)
         body, timeouts = outbound.body, self.timeouts
-        wait = asyncio.timeout(
-            min(timeouts.first_byte_seconds, left_seconds) if outbound.streamed else left_seconds
-        )
+        seconds = min(timeouts.first_byte_seconds, left_seconds) if outbound.streamed else left_seconds
+        wait = asyncio.timeout_at(begins_by := asyncio.get_running_loop().time() + seconds)
         connect_seconds = min(timeouts.connect_seconds, left_seconds)
         # Only those of connecting. `wait` and `Answer` limit the time of the answer.
         limits = aiohttp.ClientTimeout(
@@ -319,7 +326,7 @@ class Upstream:
             raise self._failure(error, lost=wait not in replica.waits) from error
         finally:
             replica.waits.discard(wait)
-        answer = Answer(response, first, timeouts, deadline)
+        answer = Answer(response, first, timeouts, deadline, begins_by)
         if response.status in RETRYABLE_STATUSES:
             raise UpstreamFailed(
                 f"status_{response.status}",
@@ -339,10 +346,15 @@ class Upstream:
                 return OutOfFiles("the gateway cannot open another connection")
             return UpstreamFailed("connect", "the engine cannot be reached")
         if isinstance(error, TimeoutError):
-            if lost:
-                return UpstreamFailed("lost", "the engine stopped responding before it answered")
-            return UpstreamFailed("timeout", "the engine did not begin to answer in time")
+            return not_begun(lost=lost)
         return UpstreamFailed("disconnect", "the engine closed the connection")
+
+
+def not_begun(*, lost: bool) -> UpstreamFailed:
+    """The failure of a replica that did not begin to answer in time. `lost`: because it stopped responding."""
+    if lost:
+        return UpstreamFailed("lost", "the engine stopped responding before it answered")
+    return UpstreamFailed("timeout", "the engine did not begin to answer in time")
 
 
 def out_of_files(error: Exception) -> bool:

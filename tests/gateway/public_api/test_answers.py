@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from dps_gateway.api.sse import MAX_HELD_BYTES
 from dps_gateway.upstream import exchange
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT
 from dps_testkit.in_process_gateway import (
@@ -221,6 +222,64 @@ def stall_after(gateway: InProcessGateway, engine: ScriptedEngine, first: bytes,
     configure(gateway.runtime, "timeouts", idle_seconds=0.5)
 
 
+BEGUN = b'data: {"type":"response.created","response":{"id":"r","object":"response"}}\n\n'
+"""SGLang sends this event before it computes the prompt."""
+
+
+async def test_prefill_after_the_first_event_of_a_stream_may_take_longer_than_the_idle_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    ending = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+
+    async def prefill(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(BEGUN)
+        await asyncio.sleep(0.6)
+        await response.write(ending)
+        return response
+
+    engine.answer = prefill
+    configure(gateway.runtime, "timeouts", idle_seconds=0.2)
+    response, content = await gateway.post("/v1/responses", json={"input": "hello", "stream": True})
+    assert (response.status, content, len(engine.requests)) == (200, BEGUN + ending, 1)
+
+
+async def test_stream_without_content_fails_after_the_first_byte_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, BEGUN, "text/event-stream")
+    configure(gateway.runtime, "timeouts", first_byte_seconds=0.6)
+    async with asyncio.timeout(STALL_SECONDS / 2):
+        response, content = await gateway.post("/v1/responses", json={"input": "hello", "stream": True})
+    assert (response.status, len(engine.requests)) == (502, 2)
+    assert message_of(content) == "the engine did not begin to answer in time"
+
+
+async def test_stream_without_content_is_sent_to_another_engine_if_its_own_hangs(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, BEGUN, "text/event-stream")
+    configure(gateway.runtime, "timeouts", idle_seconds=STALL_SECONDS)
+    body = {"input": "hello", "stream": True}
+    answer = asyncio.create_task(gateway.post("/v1/responses", json=body))
+    pools = gateway.runtime.pools.values()
+
+    def begun() -> bool:
+        return any(replica.begun_tokens for pool in pools for replica in pool.replicas.values())
+
+    await until(begun, "the stream has begun")
+    ending = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+    engine.stream(ending)
+    for pool in pools:
+        for replica in pool.replicas.values():
+            if replica.in_flight:
+                pool.mark_hung(replica)
+    async with asyncio.timeout(STALL_SECONDS / 2):
+        response, content = await answer
+    assert (response.status, content) == (200, ending)
+
+
 async def test_answer_that_stalls_after_its_first_bytes_fails_after_the_idle_timeout(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
@@ -237,6 +296,17 @@ async def test_error_event_of_a_relayed_stream_is_separate_from_an_incomplete_ev
     complete, incomplete, event = content.decode().strip().split("\n\n")
     assert (complete, incomplete) == ('data: {"a": 1}', 'data: {"b')
     assert message_of(event.removeprefix("data: ").encode())
+
+
+async def test_error_event_of_a_routed_stream_is_separate_from_an_incomplete_long_event(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    incomplete = b'data: {"a": "' + b"a" * MAX_HELD_BYTES
+    engine.stream(CHUNK, incomplete, abort=True)
+    _, content = await gateway.post(json=NOT_CONTINUED)
+    *_, rest, event = content.strip().split(b"\n\n")
+    assert rest == incomplete
+    assert message_of(event.removeprefix(b"data: "))
 
 
 async def test_relayed_answer_that_stalls_after_its_first_bytes_is_broken_off_after_the_idle_timeout(
