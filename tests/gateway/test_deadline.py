@@ -21,3 +21,9 @@ def test_failure_is_attributed_to_the_clients_limit(
 ) -> None:
     deadline = Deadline(1.0, time.monotonic() + left_seconds, of_client=of_client)
     assert deadline.passed_for_client is expected
+
+
+def test_elapsed_time_counts_for_a_limit_of_the_client_that_is_longer_than_that_of_the_gateway() -> None:
+    deadline = Deadline.of(60.0, 70.0, elapsed_seconds=20.0)
+    assert deadline.of_client
+    assert deadline.left_seconds == pytest.approx(50.0, abs=1.0)

@@ -221,6 +221,7 @@ class Dispatch:
         runtime, outbound, call, turn = self._runtime, self._outbound, self._call, self._call.turn
         queued_at = time.perf_counter()
         wake_seconds, left_seconds = self._wake_seconds(), self._deadline.left_seconds
+        views = call.policy_input.pools if call.policy_input is not None else {}
         request = SlotRequest(
             pools,
             session=turn.affinity if turn is not None else None,
@@ -230,6 +231,7 @@ class Dispatch:
             generates=outbound.generates,
             # A replica that has failed to answer is not ready again before a health check has succeeded.
             accepts=self._suits if wake_seconds else self._accepts,
+            chosen={pool: view.replica for pool, view in views.items()},
             queue_seconds=min(runtime.upstream.timeouts.queue_seconds, left_seconds),
             wake_seconds=wake_seconds,
             left_seconds=left_seconds,

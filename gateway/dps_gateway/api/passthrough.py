@@ -13,14 +13,13 @@ from aiohttp import hdrs, web
 
 from dps_gateway.api.body import Body, in_thread_if_large, is_served, resolve_model, served_name
 from dps_gateway.api.call import Call
-from dps_gateway.api.dispatch import Dispatch, find_stored_response, least_loaded, whole
+from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, find_stored_response, least_loaded, whole
 from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.api.endpoints.responses import RESPONSES
 from dps_gateway.api.errors import BadRequest, Problem, Refused, error_event
 from dps_gateway.api.relay import client_headers, send_complete
 from dps_gateway.config import Model
 from dps_gateway.routing.decision import Decision, Reason
-from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import SALT_HEADER, Outbound, UpstreamBroken, UpstreamFailed
 
@@ -184,7 +183,7 @@ async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[b
             with closing(Dispatch(call, decision, replace(outbound, replica=replica.url))) as dispatch:
                 await dispatch.first()
                 return [await whole(dispatch.answer)] if dispatch.answer.status == HTTPStatus.OK else []
-    except (PoolEmpty, PoolFull, UpstreamFailed, TimeoutError):
+    except (*DISPATCH_ERRORS, TimeoutError):
         return []
     finally:
         call.attempt = attempt

@@ -77,6 +77,8 @@ class Relay:
         """Send the whole answer. Raises ConnectionResetError if the client disconnects."""
         self._describe_placement()
         answer = self._dispatch.answer
+        if not (self._answers and answer.streams):
+            self._call.stop_heartbeats()  # the next one would send the headers of a stream
         if self._call.response is not None and not (self._answers and answer.streams):  # after a heartbeat
             refused = Rejection(answer.status, self._dispatch.content, None) if not self._answers else None
             raise _no_stream(answer, refused)

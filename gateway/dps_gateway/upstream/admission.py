@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from dps_gateway.pool import Pool
 from dps_gateway.upstream.fair_queue import FairQueue, Queued
 from dps_gateway.upstream.replica import Replica
 
@@ -69,6 +70,9 @@ class SlotRequest(Queued):
     """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
     accepts: Accepts = any_replica
     """Which replicas of the pools may serve it."""
+    chosen: Mapping[Pool, str] = field(default_factory=dict)
+    """The ids of the replicas that were chosen for the routing decision. They are chosen again only after a wait, or if
+    they are not free."""
     queue_seconds: float = math.inf
     """How long it waits while all replicas are busy."""
     wake_seconds: float = 0.0
@@ -133,6 +137,7 @@ class Admission:
         queued requests. It is the newest request of the tenant with the most.
         """
         slot = request.take()
+        request.chosen = {}
         if slot is None and self._may_wait(request):
             slot = await self._wait(request)
         if slot is None:

@@ -24,12 +24,12 @@ class Deadline:
 
     @classmethod
     def of(cls, total_seconds: float, client_seconds: float | None, elapsed_seconds: float) -> Self:
-        """timeouts.totalSeconds, or the time that the client allows if it is shorter.
+        """timeouts.totalSeconds, or what is left of the time that the client allows if it is shorter.
 
         elapsed_seconds: the time since the request's arrival.
         """
         now = time.monotonic()
-        if client_seconds is None or client_seconds > total_seconds:
+        if client_seconds is None or client_seconds - elapsed_seconds > total_seconds:
             return cls(total_seconds, now + total_seconds, of_client=False)
         return cls(client_seconds, now + client_seconds - elapsed_seconds, of_client=True)
 

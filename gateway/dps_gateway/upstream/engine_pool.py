@@ -279,7 +279,12 @@ class EnginePool:
 
     def take(self, request: SlotRequest) -> Slot | None:
         """A slot on a replica if one is free."""
-        replica = self.choose(request.session, request.held, request.accepts, generates=request.generates)
+        chosen, generates = request.chosen.get(self.name), request.generates
+        same = [replica for replica in self.usable(request.accepts) if replica.id == chosen] if chosen else []
+        if same and same[0].in_flight < self.slots(same[0], generates):
+            replica: Replica | None = same[0]
+        else:
+            replica = self.choose(request.session, request.held, request.accepts, generates=generates)
         if replica is None:
             return None
         replica.in_flight += 1

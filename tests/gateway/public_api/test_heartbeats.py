@@ -163,3 +163,18 @@ async def test_attempt_that_fails_after_a_heartbeat_is_retried(
     engine.answer = second_time
     _, content = await gateway.post(json=chat(stream=True))
     assert (len(attempts), without(COMMENT, content)) == (2, CHUNK + DONE)
+
+
+async def test_commit_of_an_answer_without_a_stream_has_no_heartbeats(
+    gateway: InProcessGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow_commit(*arguments: object) -> None:
+        await asyncio.sleep(3 * SECONDS)
+
+    monkeypatch.setattr(gateway.runtime.turns, "commit", slow_commit)
+    body = {"id": "c", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+    engine.respond(text=json.dumps(body), content_type="application/json")
+    async with asyncio.timeout(10):
+        response, content = await gateway.post(json=chat(stream=True))
+    assert (response.status, response.content_type) == (200, "application/json")
+    assert json.loads(content) == body

@@ -1,5 +1,6 @@
 """Model names in requests: aliases, adapters and unknown names."""
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
@@ -147,6 +148,17 @@ async def test_models_of_one_pool_are_listed_if_the_other_does_not_answer(
     pool = gateway.runtime.pools[Pool.SPECULATIVE]
     pool.mark_unavailable(next(iter(pool.replicas.values())))
     assert "m:lora" in await listed(gateway)
+
+
+async def test_models_of_one_pool_are_listed_if_the_other_does_not_answer_in_the_time_of_the_client(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(2.0 if len(engine.requests) > 1 else 0)
+        return web.json_response(SGLANG)
+
+    engine.answer = answer
+    assert "m:lora" in await listed(gateway, headers={"x-envoy-upstream-rq-timeout-ms": "500"})
 
 
 @pytest.mark.parametrize("strict", [True, False])
