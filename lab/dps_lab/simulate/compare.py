@@ -59,17 +59,18 @@ def compare(
     threshold: int | None,
     concurrencies: Sequence[int] = CONCURRENCIES,
     seeds: Sequence[int] = (0,),
+    change: Callable[[Scenario], Scenario] = lambda scenario: scenario,
 ) -> dict[str, dict[int, Report]]:
     """The results of each contender, by name and by number of concurrent sessions, as means over the seeds.
 
-    workload: the sessions for a seed. base: everything about the fleets but their engines. Raises ValueError as
-    `simulate` does.
+    workload: the sessions for a seed. base: everything about the fleets but their engines. change: how the runs differ
+    from `Scenario`'s defaults. Raises ValueError as `simulate` does.
     """
     sessions = {seed: workload(seed) for seed in seeds}
 
     def report(each: Contender, level: int) -> Report:
         fleet = each.fleet(base)
-        runs = {seed: Scenario(fleet, each.policy, Load(level), seed=seed) for seed in seeds}
+        runs = {seed: change(Scenario(fleet, each.policy, Load(level), seed=seed)) for seed in seeds}
         return mean_of(
             [summarize(simulate(sessions[seed], run), fleet.gpus, 0.0) for seed, run in runs.items()]
         )

@@ -73,7 +73,7 @@ class VirtualGateway:
 
     def __init__(self, policy: Policy, engines: Sequence[VirtualEngine], replicas: int, seed: int) -> None:
         # Each replica has its own copy, because a learning policy has state.
-        self._policies = [copy.deepcopy(policy) for _ in range(replicas)]
+        self.policies = [copy.deepcopy(policy) for _ in range(replicas)]
         self._engines = {engine.url: engine for engine in engines}
         self._pools = [
             {
@@ -104,7 +104,7 @@ class VirtualGateway:
             for pool in Pool
             if (view := self._view(pools[pool], session_id, turn, record)) is not None
         }
-        decision = self._policies[gateway_replica].decide(
+        decision = self.policies[gateway_replica].decide(
             PolicyInput(
                 prompt_tokens=len(turn.prompt),
                 delta_tokens=turn.delta_tokens,
@@ -172,7 +172,7 @@ class VirtualGateway:
 
     def observe(self, placement: Placement, observed: Observation, now: float) -> None:
         """Pass an answered turn to the policy of the gateway replica that served it."""
-        policy = self._policies[placement.gateway_replica]
+        policy = self.policies[placement.gateway_replica]
         if isinstance(policy, LearningPolicy):
             policy.observe(observed)
             if now >= self._next_exchange:
@@ -180,7 +180,7 @@ class VirtualGateway:
                 self._exchange()
 
     def _exchange(self) -> None:
-        learners = [policy for policy in self._policies if isinstance(policy, LearningPolicy)]
+        learners = [policy for policy in self.policies if isinstance(policy, LearningPolicy)]
         documents = [learner.export() for learner in learners]
         for index, learner in enumerate(learners):
             learner.absorb(documents[:index] + documents[index + 1 :])
