@@ -68,6 +68,9 @@ class Policy:
     def observe(self, observation: Observation, /) -> None:
         self.observed += 1
 
+    def drafted(self, observation: Observation, /) -> None:
+        return None
+
     def export(self) -> Document:
         return {"name": self.name}
 

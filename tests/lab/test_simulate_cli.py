@@ -8,7 +8,7 @@ import pytest
 
 from dps_lab.simulate.cli import main
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
-from dps_lab.simulate.workloads import WORKLOADS, load_workload, mixed
+from dps_lab.simulate.workloads import WORKLOADS, Mixture, load_workload, mixed
 
 KEYS = (
     "batch_seconds gpus session_seconds time_to_first_token_seconds time_per_token_seconds tokens_per_second "
@@ -153,7 +153,7 @@ def test_parts_of_a_session_can_differ_in_acceptance() -> None:
 def test_only_sessions_of_the_same_application_share_their_system_prompt() -> None:
     turn = TurnLengths(prompt_tokens=10, output_tokens=1)
     sessions = [SessionTrace(id=f"s{n}", prefix=None if n < 4 else "tools", turns=[turn]) for n in range(8)]
-    mixture = {(0.3,): 1.0, (0.9,): 1.0}
+    mixture: Mixture = {(0.3,): 1.0, (0.9,): 1.0}
     assert {each.prefix for each in mixed(sessions, mixture, 0)} == {None, "tools"}
     kinds = {
         (each.prefix, each.turns[0].acceptance) for each in mixed(sessions, mixture, 0, applications=True)

@@ -44,6 +44,10 @@ class Learner(Recorder):
     def observe(self, observation: Observation, /) -> None:
         self.observed.append(observation)
 
+    def drafted(self, observation: Observation, /) -> tuple[int, int] | None:
+        seen = observation.verifications
+        return None if seen is None else (observation.output_tokens, seen)
+
     def export(self) -> Document:
         return {}
 

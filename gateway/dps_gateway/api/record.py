@@ -66,9 +66,10 @@ async def record_answer(answered: Answered, span: Span) -> None:
         events = call.events.count if call.events is not None else 0
         pool.observe(first_chunk, per_token, usage.completion_tokens / events if events else None)
     if call.turn is not None:
+        drafted = (usage.completion_tokens, usage.verifications) if usage.verifications else None
         if call.policy_input is not None and call.outcome is Outcome.COMPLETE:
-            _record_turn(answered, usage, call.turn, call.policy_input)
-        await _correct(answered, usage, call.turn)
+            drafted = _record_turn(answered, usage, call.turn, call.policy_input) or drafted
+        await _correct(answered, usage, call.turn, None if answered.continued else drafted)
 
 
 def _count_sources(answered: Answered, sources: PromptSources | None) -> None:
@@ -83,13 +84,12 @@ def _count_sources(answered: Answered, sources: PromptSources | None) -> None:
         metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
 
-async def _correct(answered: Answered, usage: Usage, turn: MeasuredTurn) -> None:
+async def _correct(
+    answered: Answered, usage: Usage, turn: MeasuredTurn, drafted: tuple[int, int] | None
+) -> None:
     call, replica = answered.call, answered.dispatch.replica
     counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
-    drafted = (usage.completion_tokens, usage.verifications) if usage.verifications else None
-    if await call.runtime.turns.correct(
-        turn, replica.url, *counts, replica.units, None if answered.continued else drafted
-    ):
+    if await call.runtime.turns.correct(turn, replica.url, *counts, replica.units, drafted):
         call.runtime.metrics.token_count_mismatch.inc()
         log.warning(
             "request %s: the gateway counted %d prompt tokens, the engine %d",
@@ -99,8 +99,13 @@ async def _correct(answered: Answered, usage: Usage, turn: MeasuredTurn) -> None
         )
 
 
-def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_input: PolicyInput) -> None:
-    """Record a turn for the policy, and for the metrics of its predictions."""
+def _record_turn(
+    answered: Answered, usage: Usage, turn: MeasuredTurn, policy_input: PolicyInput
+) -> tuple[int, int] | None:
+    """Record a turn for the policy, and for the metrics of its predictions.
+
+    Returns what the policy knows about its drafts: see `LearningPolicy.drafted`.
+    """
     runtime, dispatch = answered.call.runtime, answered.dispatch
     if (
         # The turn was served by a single attempt, and by a pool that was ready when the turn was routed.
@@ -110,7 +115,11 @@ def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_in
     ):
         _record_prediction(answered)
         if learns(policy := runtime.policy):
-            runtime.learning.observe(policy, _observation(answered, usage, turn, policy_input))
+            seen = _observation(answered, usage, turn, policy_input)
+            drafted = policy.drafted(seen)
+            runtime.learning.observe(policy, seen)
+            return drafted
+    return None
 
 
 def _record_prediction(answered: Answered) -> None:

@@ -148,15 +148,31 @@ class Adaptive:
             chosen, reason = chosen.other, Reason.PREDICTED_FASTER
         return Decision(chosen, reason, predicted, expected)
 
+    def drafted(self, observation: Observation, /) -> tuple[int, int] | None:
+        """The tokens of an answer and the verifications of drafts that yielded them; None if they are not known.
+
+        If the engine reports none, they are inferred from the time per token, which is in proportion to them. What is
+        then learned of a session is its acceptance relative to that of the pool's other recent sessions.
+        """
+        tokens, reported = observation.output_tokens, observation.verifications
+        if reported is not None:
+            return (tokens, reported) if reported else None
+        slowness = self._estimates[observation.pool].slowness(observation)
+        if observation.pool is Pool.GREEDY or slowness is None:
+            return None
+        inferred = tokens / REFERENCE * min(max(slowness, 1 / REFERENCE), REFERENCE)
+        return (tokens, round(inferred)) if inferred >= 1 else None
+
     def observe(self, observation: Observation, /) -> None:
         """Learn from a completed turn."""
-        pool = observation.pool
+        pool, drafted = observation.pool, self.drafted(observation)
         predicted = self._estimates[pool].predicted_seconds(observation)
         error = min(observation.total_seconds / predicted, LARGEST_RATIO) - 1 if predicted else 0.0
         self._error[pool] += _ERROR_WEIGHT * (error - self._error[pool])
         self._estimates[pool].observe(observation)
         self._own_workload.observe(observation)
-        count(self._own_kinds, observation)
+        if drafted is not None:
+            count(self._own_kinds, observation.kind, *drafted)
         self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.decoding_load - self._usual_load[pool])
         self._unobserved[pool] = 0
         self._unobserved[pool.other] += 1

@@ -78,6 +78,10 @@ class LearningPolicy(Policy, Protocol):
     def observe(self, observation: Observation, /) -> None:
         """Learn from a completed turn."""
 
+    def drafted(self, observation: Observation, /) -> tuple[int, int] | None:
+        """The tokens of an answer and the verifications of drafts that yielded them, as the policy estimates them if
+        the engine reports none; None if they are not known."""
+
     def export(self) -> Document:
         """What this instance has learned from its own observations, for the other replicas."""
 

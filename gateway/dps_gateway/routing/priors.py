@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from dps_gateway.acceptance import REFERENCE
-from dps_gateway.routing.learning import Observation
 
 MEMORY: Final = 0.99
 """Factor of the weight of a turn for each later turn of the same kind of session."""
@@ -32,13 +31,12 @@ Kinds = dict[str, Turns]
 """What has been observed, by `PolicyInput.kind`, in the order of the last observations."""
 
 
-def count(kinds: Kinds, seen: Observation) -> None:
-    """Count a turn, unless the engine has reported no verification."""
-    if seen.verifications:
-        rate = min(1.0, seen.verifications / max(1, seen.output_tokens))
-        kinds[seen.kind] = Turns(1.0, rate).plus(kinds.pop(seen.kind, Turns()), MEMORY)
-        if len(kinds) > MAX_KINDS:
-            del kinds[next(iter(kinds))]
+def count(kinds: Kinds, kind: str, tokens: int, verifications: int) -> None:
+    """Count a turn of this kind of session, whose `verifications`, at least one, yielded `tokens`."""
+    rate = min(1.0, verifications / max(1, tokens))
+    kinds[kind] = Turns(1.0, rate).plus(kinds.pop(kind, Turns()), MEMORY)
+    if len(kinds) > MAX_KINDS:
+        del kinds[next(iter(kinds))]
 
 
 def expected_tokens(kinds: Mapping[str, Turns], kind: str) -> float:

@@ -170,14 +170,20 @@ class VirtualGateway:
             for pools in self._pools:
                 pools[engine.pool].replicas[url].report(load)
 
-    def observe(self, placement: Placement, observed: Observation, now: float) -> None:
-        """Pass an answered turn to the policy of the gateway replica that served it."""
+    def observe(self, placement: Placement, observed: Observation, now: float) -> tuple[int, int] | None:
+        """Pass an answered turn to the policy of the gateway replica that served it.
+
+        Returns what is known about its drafts: see `LearningPolicy.drafted`.
+        """
         policy = self.policies[placement.gateway_replica]
-        if isinstance(policy, LearningPolicy):
-            policy.observe(observed)
-            if now >= self._next_exchange:
-                self._next_exchange = now + EXCHANGE_SECONDS
-                self._exchange()
+        if not isinstance(policy, LearningPolicy):
+            return (observed.output_tokens, observed.verifications) if observed.verifications else None
+        drafted = policy.drafted(observed)
+        policy.observe(observed)
+        if now >= self._next_exchange:
+            self._next_exchange = now + EXCHANGE_SECONDS
+            self._exchange()
+        return drafted
 
     def _exchange(self) -> None:
         learners = [policy for policy in self.policies if isinstance(policy, LearningPolicy)]

@@ -259,14 +259,12 @@ class _Simulation:
         flight = self._in_flight.pop(sequence.rid)
         placement = flight.placement
         assert sequence.first_token is not None
-        verifications = sequence.verify_steps if self._reports else 0
-        self._gateway.observe(placement, _observation(flight, sequence, now, verifications), now)
-        self._gateway.release(placement)
-        if verifications:
+        drafts = self._reports and placement.decision.pool is Pool.SPECULATIVE
+        seen = _observation(flight, sequence, now, sequence.verify_steps if drafts else None)
+        if (drafted := self._gateway.observe(placement, seen, now)) is not None:
             record = flight.active.record
-            record.acceptance = record.acceptance.observed(
-                sequence.generated, verifications, placement.number
-            )
+            record.acceptance = record.acceptance.observed(*drafted, placement.number)
+        self._gateway.release(placement)
         self._results.append(
             TurnResult(
                 session=flight.active.plan.trace.id,
@@ -289,7 +287,7 @@ class _Simulation:
         heapq.heappush(self._events, (time, next(self._order), event))
 
 
-def _observation(flight: _InFlight, sequence: Request, now: float, verifications: int) -> Observation:
+def _observation(flight: _InFlight, sequence: Request, now: float, verifications: int | None) -> Observation:
     """What the gateway observes of an answered turn."""
     placement, view = flight.placement, flight.placement.view
     assert sequence.first_token is not None
@@ -310,7 +308,7 @@ def _observation(flight: _InFlight, sequence: Request, now: float, verifications
         first_token_seconds=sequence.first_token - flight.sent,
         total_seconds=now - flight.sent,
         number=placement.number,
-        verifications=verifications or None,
+        verifications=verifications,
         kind=flight.active.plan.trace.prefix or "",
     )
 
