@@ -12,7 +12,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
 from dps_gateway.routing.decision import Observation, PoolView
 from dps_gateway.routing.policies import DeltaPrefill
-from tests.gateway.adaptive_turns import IDLE, answer, histories, learned, turn, views
+from tests.gateway.adaptive_turns import ACCURATE, IDLE, answer, histories, learned, observations, turn, views
 
 
 def known(tokens_per_verification: float) -> Acceptance:
@@ -54,8 +54,15 @@ def test_equal_acceptance_of_all_sessions_leads_to_the_decisions_without_reports
     history: list[Observation], speculative: PoolView, greedy: PoolView, last: Pool | None
 ) -> None:
     # REFERENCE tokens per verification require a multiple of 47 tokens.
+    # Of answers that were not streamed, nothing is inferred.
     silent = [
-        replace(each, output_tokens=47 * (each.output_tokens % 200), verifications=None) for each in history
+        replace(
+            each,
+            output_tokens=47 * (each.output_tokens % 200),
+            verifications=None,
+            first_token_seconds=None,
+        )
+        for each in history
     ]
     reporting = [
         replace(each, verifications=each.output_tokens * 20 // 47) if each.pool is Pool.SPECULATIVE else each
@@ -112,6 +119,42 @@ def test_new_session_is_expected_to_be_like_those_of_its_kind_and_an_unknown_kin
     assert expected(policy, "code") == pytest.approx(50 / 14, rel=0.1)
     assert expected(policy, "prose") == pytest.approx(50 / 40, rel=0.1)
     assert expected(policy, "prose") < expected(policy, "other") < expected(policy, "code")
+
+
+def test_reported_verifications_are_not_replaced_by_inferred_ones() -> None:
+    policy = learned(*ACCURATE)
+    assert policy.verifications(drafted("code", 14)) == 14
+    assert policy.verifications(drafted("code", 0)) is None
+
+
+@given(history=histories, seen=observations, longer=st.floats(0, 100))
+def test_inferred_acceptance_never_rises_with_the_duration_of_the_answer(
+    history: list[Observation], seen: Observation, longer: float
+) -> None:
+    policy, unreported = learned(*history), replace(seen, verifications=None)
+    slower = replace(unreported, total_seconds=seen.total_seconds + longer)
+    fast, slow = policy.verifications(unreported), policy.verifications(slower)
+    for inferred in (fast, slow):
+        assert inferred is None or (seen.pool is Pool.SPECULATIVE and 1 <= inferred <= seen.output_tokens)
+    assert fast is None or slow is None or slow >= fast
+
+
+def test_acceptance_is_inferred_from_the_time_per_token_if_engines_report_none() -> None:
+    def unreported(kind: str, seconds_per_token: float, load: int) -> Observation:
+        seen = answer(Pool.SPECULATIVE, seconds_per_token * (1 + load / 10), load)
+        return replace(seen, turn=replace(seen.turn, kind=kind))
+
+    usual = answer(Pool.SPECULATIVE, 0.0070)
+    verifications = learned(*ACCURATE).verifications(usual)
+    assert verifications is not None
+    assert usual.output_tokens / verifications == pytest.approx(REFERENCE, rel=0.05)
+    policy = learned(
+        *[unreported(*kind, load) for load in (0, 5) * 50 for kind in (("code", 0.005), ("prose", 0.010))]
+    )
+    assert expected(policy, "code") / expected(policy, "prose") == pytest.approx(2, rel=0.15)
+    assert expected(policy, "prose") < expected(policy, "other") < expected(policy, "code")
+    waited = replace(unreported("code", 0.01, 0), first_token_seconds=None)
+    assert policy.verifications(waited) is None
 
 
 def test_sessions_with_different_acceptance_are_routed_apart() -> None:

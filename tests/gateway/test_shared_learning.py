@@ -50,6 +50,9 @@ class Policy(LearningPolicy):
     def observe(self, observation: Observation, /) -> None:
         self.observed += 1
 
+    def verifications(self, observation: Observation, /) -> None:
+        return None
+
     def export(self) -> Document:
         return {"name": self.name}
 

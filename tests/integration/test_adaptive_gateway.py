@@ -96,14 +96,13 @@ async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_cho
     assert await second.metric("dps_prediction_error_seconds_count") == 4
 
 
-async def test_sessions_are_told_apart_by_their_acceptance_which_clients_do_not_see(
-    processes: LocalProcesses, tmp_path: Path
-) -> None:
-    redis, log = await processes.start_redis(), tmp_path / "decisions.jsonl"
+async def with_drafts(processes: LocalProcesses, log: Path) -> Gateway:
+    """A gateway of an engine with a draft model and one without, that writes this decision log."""
+    redis = await processes.start_redis()
     drafting = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "draft")
     (speculative,) = await processes.start_engines("speculative", arguments=drafting)
     (greedy,) = await processes.start_engines("greedy")
-    gateway = await processes.start_gateway(
+    return await processes.start_gateway(
         [speculative],
         [greedy],
         {
@@ -111,6 +110,13 @@ async def test_sessions_are_told_apart_by_their_acceptance_which_clients_do_not_
             "session": {"redisUrl": redis.url, "redisTimeoutSeconds": 5},
         },
     )
+
+
+async def test_sessions_are_told_apart_by_their_acceptance_which_clients_do_not_see(
+    processes: LocalProcesses, tmp_path: Path
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    gateway = await with_drafts(processes, log)
     for stream in (True, False):
         for session, acceptance in (("low", "0"), ("high", "1")):
             headers = {"x-session-id": session, "x-emulate-acceptance": acceptance}
@@ -123,3 +129,24 @@ async def test_sessions_are_told_apart_by_their_acceptance_which_clients_do_not_
     assert low["expected_tokens_per_verification"] < 1.5
     assert high["expected_tokens_per_verification"] > 2.8
     assert await gateway.metric("dps_draft_verifications_total", pool="speculative") == 39 + 10 + 10
+
+
+async def test_acceptance_that_the_engine_does_not_report_is_inferred_from_the_time_per_token(
+    processes: LocalProcesses, tmp_path: Path
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    gateway = await with_drafts(processes, log)
+    for _ in range(2):
+        for session, acceptance in (("low", "0"), ("high", "1")):
+            headers = {"x-session-id": session, "x-emulate-acceptance": acceptance}
+            async with posted(gateway.url + "/v1/messages", chat(100, stream=True), **headers) as response:
+                await response.read()
+                assert response.status == 200
+
+    async def logged() -> bool:
+        return log.exists() and log.read_text().count("\n") == 4
+
+    await wait_until(logged, "all turns are in the decision log")
+    first, _, low, high = (orjson.loads(line) for line in log.read_text().splitlines())
+    assert first["verifications"] is None
+    assert low["expected_tokens_per_verification"] < 0.7 * high["expected_tokens_per_verification"]

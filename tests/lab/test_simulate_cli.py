@@ -7,7 +7,7 @@ import pytest
 
 from dps_lab.simulate.cli import main
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
-from dps_lab.simulate.workloads import WORKLOADS, load_workload, mixed
+from dps_lab.simulate.workloads import WORKLOADS, Mixture, load_workload, mixed
 
 KEYS = (
     "batch_seconds gpus session_seconds time_to_first_token_seconds time_per_token_seconds tokens_per_second "
@@ -115,19 +115,29 @@ def test_mixture_assigns_exact_shares_at_random_and_replaces_the_acceptance_of_t
     turn = TurnLengths(prompt_tokens=10, output_tokens=1, acceptance=0.1)
     sessions = [SessionTrace(id=f"s{number}", turns=[turn]) for number in range(8)]
     drawn = [
-        [each.acceptance or 0.0 for each in mixed(sessions, {0.3: 1, 0.9: 3}, seed)] for seed in (0, 0, 1)
+        [each.turns[0].acceptance or 0.0 for each in mixed(sessions, {(0.3,): 1, (0.9,): 3}, seed)]
+        for seed in (0, 0, 1)
     ]
     assert [sorted(each) for each in drawn] == [[0.3] * 2 + [0.9] * 6] * 3
     assert drawn[0] == drawn[1] != drawn[2]
-    assert all(each.turns[0].acceptance is None for each in mixed(sessions, {0.3: 1}, 0))
+
+
+def test_parts_of_a_session_can_differ_in_acceptance() -> None:
+    sessions = [
+        SessionTrace(id=f"s{count}", turns=[TurnLengths(prompt_tokens=10, output_tokens=1)] * count)
+        for count in (1, 2, 5)
+    ]
+    found = [[turn.acceptance for turn in each.turns] for each in mixed(sessions, {(0.3, 0.9): 1}, 0)]
+    assert found == [[0.3], [0.3, 0.9], [0.3, 0.3, 0.3, 0.9, 0.9]]
 
 
 def test_only_sessions_of_the_same_application_share_their_system_prompt() -> None:
     turn = TurnLengths(prompt_tokens=10, output_tokens=1)
     sessions = [SessionTrace(id=f"s{n}", prefix=None if n < 4 else "tools", turns=[turn]) for n in range(8)]
-    assert {each.prefix for each in mixed(sessions, {0.3: 1, 0.9: 1}, 0)} == {None, "tools"}
+    mixture: Mixture = {(0.3,): 1.0, (0.9,): 1.0}
+    assert {each.prefix for each in mixed(sessions, mixture, 0)} == {None, "tools"}
     kinds = {
-        (each.prefix, each.acceptance) for each in mixed(sessions, {0.3: 1, 0.9: 1}, 0, applications=True)
+        (each.prefix, each.turns[0].acceptance) for each in mixed(sessions, mixture, 0, applications=True)
     }
-    assert kinds <= {(f"{tools} {p}", p) for tools in ("", "tools") for p in (0.3, 0.9)}
+    assert kinds <= {(f"{tools} {share}", p) for tools in ("", "tools") for share, p in enumerate((0.3, 0.9))}
     assert len(kinds) > 2

@@ -1,12 +1,18 @@
 """The simulated gateway: what its replicas know about the engines when they route a turn."""
 
+from collections.abc import Iterable
+
+import pytest
+
+from dps_gateway.acceptance import UNKNOWN
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, PolicyInput, Reason
+from dps_gateway.routing.decision import Decision, Document, LearningPolicy, Observation, PolicyInput, Reason
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.run import Load, Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
 
 FLEET = FleetSpec({Pool.SPECULATIVE: 0, Pool.GREEDY: 1})
+SPECULATIVE = FleetSpec({Pool.SPECULATIVE: 1, Pool.GREEDY: 0})
 
 
 class Recorder:
@@ -21,6 +27,30 @@ class Recorder:
     def decide(self, turn: PolicyInput, /) -> Decision:
         self.turns.append(turn)
         return Decision(Pool.GREEDY, Reason.FIXED)
+
+
+class Learner(Recorder, LearningPolicy):
+    """Send every turn to the speculative pool, and record what there is to learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed: list[Observation] = []
+
+    def decide(self, turn: PolicyInput, /) -> Decision:
+        self.turns.append(turn)
+        return Decision(Pool.SPECULATIVE, Reason.FIXED)
+
+    def observe(self, observation: Observation, /) -> None:
+        self.observed.append(observation)
+
+    def verifications(self, observation: Observation, /) -> int | None:
+        return observation.verifications
+
+    def export(self) -> Document:
+        return {}
+
+    def absorb(self, documents: Iterable[Document], /) -> None:
+        pass
 
 
 def sessions(count: int, turns: int = 1) -> list[SessionTrace]:
@@ -52,3 +82,18 @@ def test_requests_of_other_gateway_replicas_are_known_from_the_load_that_the_eng
     long = [session.model_copy(update={"turns": answer}) for session in sessions(8)]
     simulate(long, Scenario(FLEET, recorder, Load(), replicas=4))
     assert [turn.pools[Pool.GREEDY].load for turn in recorder.turns] == list(range(8))
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_acceptance_is_known_only_if_engines_report_their_verifications(reports: bool) -> None:
+    learner = Learner()
+    simulate(sessions(1, turns=2), Scenario(SPECULATIVE, learner, Load(concurrency=1), reports=reports))
+    assert all((turn.verifications is not None) == reports for turn in learner.observed)
+    assert [turn.acceptance != UNKNOWN for turn in learner.turns] == [False, reports]
+
+
+def test_policy_learns_from_the_sessions_before() -> None:
+    learner = Learner()
+    scenario = Scenario(SPECULATIVE, learner, Load(concurrency=1), replicas=2, before=sessions(3))
+    results = simulate(sessions(2), scenario)
+    assert (len(results), len(learner.observed)) == (2, 5)

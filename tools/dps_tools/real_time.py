@@ -26,13 +26,13 @@ from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.report import session_seconds
 from dps_lab.simulate.run import Load, Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace
-from dps_lab.simulate.workloads import load_workload, mixed
+from dps_lab.simulate.workloads import Mixture, load_workload, mixed
 from dps_local.assets import bundled_tokenizer
 from dps_local.emulated_sglang.scheduler import Step, StepKind
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
 from dps_local.stack import LocalStack, StackOptions
 
-MIXTURE: Final = {0.35: 1.0, 0.85: 1.0}
+MIXTURE: Final[Mixture] = {(0.35,): 1.0, (0.85,): 1.0}
 CONCURRENCY: Final = (8, 16, 32)
 SPECULATION: Final = SPECULATION_DEFAULTS["STANDALONE"]
 

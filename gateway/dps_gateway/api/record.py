@@ -66,7 +66,7 @@ async def record_answer(answered: Answered, span: Span) -> None:
         pool.observe(first_chunk, per_token, usage.completion_tokens / events if events else None)
     if call.turn is not None:
         if call.policy_input is not None and call.outcome is Outcome.COMPLETE:
-            _record_turn(answered, usage, call.turn, call.policy_input)
+            usage = _record_turn(answered, usage, call.turn, call.policy_input)
         await _correct(answered, usage, call.turn)
 
 
@@ -95,8 +95,11 @@ async def _correct(answered: Answered, usage: Usage, turn: MeasuredTurn) -> None
         )
 
 
-def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_input: PolicyInput) -> None:
-    """Record a turn for the policy, and for the metrics of its predictions."""
+def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_input: PolicyInput) -> Usage:
+    """Record a turn for the policy, and for the metrics of its predictions.
+
+    Returns the usage, with the verifications that the policy infers if the engine has reported none.
+    """
     runtime, dispatch = answered.call.runtime, answered.dispatch
     if (
         # The turn was served by a single attempt, and by a pool that was ready when the turn was routed.
@@ -106,7 +109,11 @@ def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_in
     ):
         _record_prediction(answered)
         if isinstance(policy := runtime.policy, LearningPolicy):
-            runtime.learning.observe(policy, _observation(answered, usage, turn, policy_input))
+            seen = _observation(answered, usage, turn, policy_input)
+            verifications = policy.verifications(seen)
+            runtime.learning.observe(policy, seen)
+            return replace(usage, verifications=verifications)
+    return usage
 
 
 def _record_prediction(answered: Answered) -> None:

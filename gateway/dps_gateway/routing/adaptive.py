@@ -81,17 +81,33 @@ class Adaptive(LearningPolicy):
             chosen, reason = chosen.other, Reason.PREDICTED_FASTER
         return Decision(chosen, reason, predicted, expected)
 
+    def verifications(self, observation: Observation, /) -> int | None:
+        """The verifications of drafts that yielded an answer; None if they are not known.
+
+        If the engine reports none, they are inferred from the time per token, which is in proportion to them. What is
+        then learned of a session is its acceptance relative to that of the pool's other recent sessions.
+        """
+        tokens, reported = observation.output_tokens, observation.verifications
+        if reported is not None:
+            return reported or None
+        slowness = self._estimates[observation.pool].slowness(observation)
+        if observation.pool is Pool.GREEDY or slowness is None:
+            return None
+        inferred = tokens / REFERENCE * min(max(slowness, 1 / REFERENCE), REFERENCE)
+        return round(inferred) if inferred >= 1 else None
+
     def observe(self, observation: Observation, /) -> None:
         """Learn from a completed turn."""
         pool, turn = observation.pool, observation.turn
+        verifications = self.verifications(observation)
         estimate, other = self._estimates[pool], self._estimates[pool.other]
         estimate.observe(observation)
         other.unobserved_turns += 1
         if ages := other.unobserved_turns > UNOBSERVED_TURNS:
             other.forget()
         self._own.workload.observe(turn.number, observation.output_tokens)
-        if observation.verifications:
-            self._own.count_drafts(turn.kind, observation.output_tokens, observation.verifications)
+        if verifications is not None:
+            self._own.count_drafts(turn.kind, observation.output_tokens, verifications)
         self._combine(Pool if ages else [pool])
 
     def export(self) -> Document:

@@ -207,6 +207,10 @@ class LearningPolicy(ABC):
         """Learn from a completed turn."""
 
     @abstractmethod
+    def verifications(self, observation: Observation, /) -> int | None:
+        """The verifications of drafts that yielded an answer, inferred if the engine reports none; None if unknown."""
+
+    @abstractmethod
     def export(self) -> Document:
         """What this instance has learned from its own observations, for the other replicas."""
 

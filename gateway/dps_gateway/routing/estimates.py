@@ -178,6 +178,19 @@ class PoolEstimate:
         (products,), (responses,) = fetches.products, fetches.responses
         return max(0.0, (responses + RATE_STRENGTH * pool_rate) / (products + RATE_STRENGTH))
 
+    def slowness(self, seen: Observation) -> float | None:
+        """How long the decoding of an answer took, relative to the learned speed at its load.
+
+        None if the answer does not show it.
+        """
+        if seen.first_token_seconds is None or self._interrupted(seen):
+            return None
+        speed = self._coefficients(seen.view.running_limit, seen.output_tokens)
+        running, _ = split(seen.view.load, seen.decoding_load, seen.view.running_limit)
+        interruption = self.prefill_seconds(self._queued(seen.later_prefill_tokens))
+        expected = interruption + (speed.token + speed.token_load * running) * seen.output_tokens
+        return (seen.total_seconds - seen.first_token_seconds) / expected if expected > 0 else None
+
     def _interrupted(self, seen: Observation) -> bool:
         """Whether an answer took most of its time because the engine prefilled later prompts.
 

@@ -30,7 +30,7 @@ from dps_lab.simulate.options import (
 from dps_lab.simulate.report import Report, Spread, summarize
 from dps_lab.simulate.run import Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace
-from dps_lab.simulate.workloads import load_workload, mixed
+from dps_lab.simulate.workloads import Mixture, load_workload, mixed
 
 DEFAULT_THRESHOLD: Final = 128
 
@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
         workload = load_workload(options.workload)
         if options.compare:
             return _compare(options, workload)
-        sessions = _with_acceptance(options, workload, options.seed)
-        scenario = _scenario(options, sessions)
+        sessions = _with_acceptance(options, workload, options.acceptance, options.seed)
+        scenario = _circumstances(options, workload, _scenario(options, sessions))
         results = simulate(sessions, scenario)
         report = summarize(results, scenario.fleet.gpus, regret(sessions, scenario, results))
     except (ValueError, FleetError) as error:
@@ -130,15 +130,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--acceptance",
         type=_mixture,
-        metavar="P[=SHARE],...",
+        metavar="P[:P...][=SHARE],...",
         help="probability that a draft token is accepted if the previous ones were, and the share of the sessions that "
-        "have it, such as 0.35=1,0.85=3 (default: that of the workload, or else the engines' acceptance length)",
+        "have it, such as 0.35=1,0.85=3; with 0.35:0.85, it changes in the middle of a session (default: that of the "
+        "workload, or else the engines' acceptance length)",
     )
     parser.add_argument(
         "--applications",
         action="store_true",
-        help="sessions with the same probability of --acceptance have their own system prompt, from which the gateway "
+        help="sessions of the same share of --acceptance have their own system prompt, from which the gateway "
         "recognises what is similar to a new session (default: nothing tells them apart)",
+    )
+    parser.add_argument(
+        "--before",
+        type=_mixture,
+        metavar="P[=SHARE],...",
+        help="Adaptive has served the same sessions before, with this acceptance; with --applications, its shares are "
+        "those of the applications in the order of --acceptance (default: it knows nothing)",
+    )
+    parser.add_argument(
+        "--no-reports",
+        action="store_true",
+        help="the engines do not report how many drafted tokens they accepted",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser)
@@ -162,23 +175,28 @@ def _scenario(options: argparse.Namespace, sessions: list[SessionTrace]) -> Scen
     if fleet.steps_by_batch is not SGLANG_STEPS and not adaptive:
         raise FleetError("--draft-tokens-by-batch requires adaptive engines, such as --fleet adaptive=2")
     policy = policy_named(options.policy, options.threshold)
-    return Scenario(fleet, policy, load, options.replicas, options.seed)
+    return Scenario(fleet, policy, load, seed=options.seed)
+
+
+def _circumstances(options: argparse.Namespace, workload: list[SessionTrace], scenario: Scenario) -> Scenario:
+    """The scenario with what the options say about the gateway's replicas and about their knowledge."""
+    before = _with_acceptance(options, workload, options.before, scenario.seed) if options.before else ()
+    return replace(scenario, replicas=options.replicas, reports=not options.no_reports, before=before)
 
 
 def _with_acceptance(
-    options: argparse.Namespace, workload: list[SessionTrace], seed: int
+    options: argparse.Namespace, workload: list[SessionTrace], mixture: Mixture | None, seed: int
 ) -> list[SessionTrace]:
-    """The workload with the acceptance probabilities of the options, if they have any."""
-    if options.acceptance is None:
-        return workload
-    return mixed(workload, options.acceptance, seed, options.applications)
+    """The workload with these acceptance probabilities, or its own."""
+    return workload if mixture is None else mixed(workload, mixture, seed, options.applications)
 
 
 def _compare(options: argparse.Namespace, sessions: list[SessionTrace]) -> int:
     base = fleet_of(options, dict.fromkeys(Pool, 1))
     seeds = range(options.seed, options.seed + options.seeds)
-    workload = partial(_with_acceptance, options, sessions)
-    results = compare(workload, base, options.threshold, options.compare, seeds)
+    workload = partial(_with_acceptance, options, sessions, options.acceptance)
+    change = partial(_circumstances, options, sessions)
+    results = compare(workload, base, options.threshold, options.compare, seeds, change)
     if options.json:
         reports = {name: {each: asdict(by[each]) for each in by} for name, by in results.items()}
         print(json.dumps(reports))
@@ -199,19 +217,20 @@ def _levels(text: str) -> list[int]:
     return [positive_int(part) for part in text.split(",")]
 
 
-def _mixture(text: str) -> dict[float, float]:
-    """Shares of the sessions by acceptance probability, such as `0.35=1,0.85=3`, or one probability for all sessions.
+def _mixture(text: str) -> dict[tuple[float, ...], float]:
+    """Shares of the sessions by acceptance probability, such as `0.35=1,0.85:0.35=3`, or one for all sessions.
 
     Raises ArgumentTypeError if the text is neither.
     """
-    shares: dict[float, float] = {}
+    shares: dict[tuple[float, ...], float] = {}
     try:
         for part in text.split(","):
-            probability, _, share = part.partition("=")
-            shares[float(probability)] = float(share or 1)
+            probabilities, _, share = part.partition("=")
+            shares[tuple(map(float, probabilities.split(":")))] = float(share or 1)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if not all(0 <= probability <= 1 and 0 < share < math.inf for probability, share in shares.items()):
+    valid = all(0 <= probability <= 1 for probabilities in shares for probability in probabilities)
+    if not valid or not all(0 < share < math.inf for share in shares.values()):
         raise argparse.ArgumentTypeError(
             f"'{text}' has a probability that is not from 0 to 1, or a share that is not above 0"
         )

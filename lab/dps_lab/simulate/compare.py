@@ -78,17 +78,21 @@ def compare(
     threshold: int | None,
     concurrencies: Sequence[int] = CONCURRENCIES,
     seeds: Sequence[int] = (0,),
+    change: Callable[[Scenario], Scenario] = lambda scenario: scenario,
 ) -> dict[str, dict[int, Report]]:
     """The results of each contender, by name and by number of concurrent sessions, as means over the seeds.
 
-    workload: the sessions for a seed. base: everything about the fleets but their engines. Raises ValueError as
-    `simulate` does.
+    workload: the sessions for a seed. base: everything about the fleets but their engines. change: how the runs differ
+    from `Scenario`'s defaults. Raises ValueError as `simulate` does.
     """
     sessions = {seed: workload(seed) for seed in seeds}
     return {
         name: {
             level: mean_of(
-                [report_of(sessions[seed], Scenario(fleet, policy, Load(level), seed=seed)) for seed in seeds]
+                [
+                    report_of(sessions[seed], change(Scenario(fleet, policy, Load(level), seed=seed)))
+                    for seed in seeds
+                ]
             )
             for level in concurrencies
         }

@@ -83,7 +83,7 @@ class VirtualGateway:
 
     def __init__(self, policy: Policy, engines: Sequence[VirtualEngine], replicas: int, seed: int) -> None:
         # Each replica has its own copy, because a learning policy has state.
-        self._policies = [copy.deepcopy(policy) for _ in range(replicas)]
+        self.policies = [copy.deepcopy(policy) for _ in range(replicas)]
         self._engines = {engine.url: engine for engine in engines}
         self._pools = [
             {
@@ -124,7 +124,7 @@ class VirtualGateway:
             acceptance=record.acceptance,
             kind=kind,
         )
-        decision = self._policies[gateway_replica].decide(policy_input)
+        decision = self.policies[gateway_replica].decide(policy_input)
         if decision.pool not in views:
             decision = Decision(decision.pool.other, Reason.FAILOVER)
         held = record.held_tokens(turn)
@@ -178,17 +178,23 @@ class VirtualGateway:
             for pools in self._pools:
                 pools[engine.pool].replicas[url].report(load)
 
-    def observe(self, placement: Placement, observed: Observation, now: float) -> None:
-        """Pass an answered turn to the policy of the gateway replica that served it."""
-        policy = self._policies[placement.gateway_replica]
-        if isinstance(policy, LearningPolicy):
-            policy.observe(observed)
-            if now >= self._next_exchange:
-                self._next_exchange = now + EXCHANGE_SECONDS
-                self._exchange()
+    def observe(self, placement: Placement, observed: Observation, now: float) -> int | None:
+        """Pass an answered turn to the policy of the gateway replica that served it.
+
+        Returns what is known about its drafts: see `LearningPolicy.verifications`.
+        """
+        policy = self.policies[placement.gateway_replica]
+        if not isinstance(policy, LearningPolicy):
+            return observed.verifications
+        verifications = policy.verifications(observed)
+        policy.observe(observed)
+        if now >= self._next_exchange:
+            self._next_exchange = now + EXCHANGE_SECONDS
+            self._exchange()
+        return verifications
 
     def _exchange(self) -> None:
-        learners = [policy for policy in self._policies if isinstance(policy, LearningPolicy)]
+        learners = [policy for policy in self.policies if isinstance(policy, LearningPolicy)]
         documents = [learner.export() for learner in learners]
         for index, learner in enumerate(learners):
             learner.absorb(documents[:index] + documents[index + 1 :])

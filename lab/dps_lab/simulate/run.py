@@ -3,12 +3,12 @@
 import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, count
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Observation, Policy, Reason, decoding_load
+from dps_gateway.routing.decision import LearningPolicy, Observation, Policy, Reason, decoding_load
 from dps_gateway.upstream.health import LOAD_INTERVAL_SECONDS as POLL_SECONDS
 from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
 from dps_lab.simulate.budget import Balancer
@@ -31,13 +31,19 @@ class Load:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that a run depends on besides the sessions. `replicas` counts the gateway's replicas."""
+    """Everything that a run depends on besides the sessions. `replicas` counts the gateway's replicas.
+
+    reports: whether engines report their verifications. before: sessions that the gateway, with one replica, has served
+    before, so that a policy has learned from them.
+    """
 
     fleet: FleetSpec
     policy: Policy
     load: Load
     replicas: int = 1
     seed: int = 0
+    reports: bool = True
+    before: Sequence[SessionTrace] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,10 @@ def simulate(sessions: Sequence[SessionTrace], scenario: Scenario) -> list[TurnR
 
     Raises TraceTooLong if a turn exceeds the KV cache, and ValueError if the weights exceed the GPU's memory.
     """
+    if scenario.before and isinstance(scenario.policy, LearningPolicy):
+        earlier = _Simulation(scenario.before, replace(scenario, replicas=1))
+        earlier.run()
+        scenario = replace(scenario, policy=earlier.policy)
     return _Simulation(sessions, scenario).run()
 
 
@@ -116,11 +126,17 @@ class _Simulation:
         self._sessions = plan_sessions(sessions)
         self._load = scenario.load
         self._seed = scenario.seed
+        self._reports = scenario.reports
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
         self._in_flight: dict[str, _InFlight] = {}
         self._results: list[TurnResult] = []
         self._waiting = iter(self._sessions)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the gateway's first replica, with what it has learned."""
+        return self._gateway.policies[0]
 
     def run(self) -> list[TurnResult]:
         """Process events until none is left."""
@@ -242,13 +258,14 @@ class _Simulation:
         flight = self._in_flight.pop(sequence.rid)
         placement = flight.placement
         assert sequence.first_token is not None
-        self._gateway.observe(placement, _observation(flight, sequence, now), now)
-        self._gateway.release(placement)
-        if sequence.verify_steps:
+        drafts = self._reports and placement.decision.pool is Pool.SPECULATIVE
+        seen = _observation(flight, sequence, now, sequence.verify_steps if drafts else None)
+        if verifications := self._gateway.observe(placement, seen, now):
             record = flight.active.record
             record.acceptance = record.acceptance.observed(
-                sequence.generated, sequence.verify_steps, placement.turn.number
+                sequence.generated, verifications, placement.turn.number
             )
+        self._gateway.release(placement)
         self._results.append(
             TurnResult(
                 session=flight.active.plan.trace.id,
@@ -271,7 +288,7 @@ class _Simulation:
         heapq.heappush(self._events, (time, next(self._order), event))
 
 
-def _observation(flight: _InFlight, sequence: Request, now: float) -> Observation:
+def _observation(flight: _InFlight, sequence: Request, now: float, verifications: int | None) -> Observation:
     """What the gateway observes of an answered turn."""
     placement, view = flight.placement, flight.placement.view
     assert sequence.first_token is not None
@@ -286,7 +303,7 @@ def _observation(flight: _InFlight, sequence: Request, now: float) -> Observatio
         later_prefill_tokens=placement.replica.begun_after(placement.sent_tokens),
         first_token_seconds=sequence.first_token - flight.sent,
         total_seconds=now - flight.sent,
-        verifications=sequence.verify_steps or None,
+        verifications=verifications,
     )
 
 

@@ -20,6 +20,9 @@ WORKLOADS: Final = (*LENGTHS, "toolbench")
 TOOLBENCH_OUTPUT_TOKENS: Final = 111
 """Mean answer length of the ToolBench-shaped workload; the paper reports none. See docs/measurements.md."""
 
+Mixture = Mapping[tuple[float, ...], float]
+"""Shares of the sessions by their acceptance probabilities: that of equal parts of the session's turns, in order."""
+
 _OUTPUT_SPREAD: Final = 0.5
 """Standard deviation of the logarithm of an answer's length."""
 
@@ -75,26 +78,32 @@ def toolbench_trace() -> list[SessionTrace]:
 
 
 def mixed(
-    sessions: Sequence[SessionTrace], mixture: Mapping[float, float], seed: int, applications: bool = False
+    sessions: Sequence[SessionTrace], mixture: Mixture, seed: int, applications: bool = False
 ) -> list[SessionTrace]:
     """The sessions with acceptance probabilities in these shares, which are assigned at random.
 
-    The probabilities of the workload, those of turns included, are replaced. applications: whether the prompts of
-    sessions with different probabilities begin differently.
+    The probabilities of the workload are replaced. applications: whether the prompts of sessions of different shares
+    begin differently.
     """
     order = list(range(len(sessions)))
     random.Random(f"{seed}/acceptance").shuffle(order)
     limits = [share / sum(mixture.values()) * len(order) for share in accumulate(mixture.values())]
-    drawn = [list(mixture)[bisect(limits[:-1], rank + 0.5)] for rank in order]
+    drawn = [bisect(limits[:-1], rank + 0.5) for rank in order]
     return [
         session.model_copy(
             update={
-                "acceptance": probability,
-                "prefix": f"{session.prefix or ''} {probability}" if applications else session.prefix,
-                "turns": [turn.model_copy(update={"acceptance": None}) for turn in session.turns],
+                "prefix": f"{session.prefix or ''} {share}" if applications else session.prefix,
+                "turns": _with_acceptance(session.turns, list(mixture)[share]),
             }
         )
-        for session, probability in zip(sessions, drawn, strict=True)
+        for session, share in zip(sessions, drawn, strict=True)
+    ]
+
+
+def _with_acceptance(turns: Sequence[TurnLengths], parts: tuple[float, ...]) -> list[TurnLengths]:
+    return [
+        turn.model_copy(update={"acceptance": parts[index * len(parts) // len(turns)]})
+        for index, turn in enumerate(turns)
     ]
 
 
