@@ -64,7 +64,7 @@ MIN_WRITE_SECONDS: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One client request. Its fields are set in this order while it is served (see `inference.serve`)."""
+    """One client request, and what becomes known about it while it is served (see `inference.serve`)."""
 
     runtime: Runtime
     request: web.Request

@@ -104,17 +104,17 @@ class Dispatch:
         self._attempts: Counter[Pool] = Counter()
         self._failure: Exception | None = None
         """The last failed attempt."""
-        self._held = ExitStack()
+        self._resources = ExitStack()
         """Holds the slot and the answer of the attempt that succeeded."""
 
     def close(self) -> None:
         """Release the connection to the engine and its slot. Has no effect the second time."""
-        self._held.close()
+        self._resources.close()
 
     async def first(self) -> None:
         """Send the request to one replica after another until one begins to answer.
 
-        Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
+        Nothing of the answer has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
         other pool. Raises Refused if the request's time is over, or if the engines are stopped or separate no tenants,
         else the last failure: PoolFull, PoolEmpty, OutOfFiles or UpstreamFailed.
         """
@@ -314,7 +314,7 @@ class Dispatch:
                 pool.record_error(replica)
             else:
                 pool.record_success(replica)
-            self._held = held.pop_all()
+            self._resources = held.pop_all()
         self.pool, self.replica, self.reason = pool, replica, reason
         self.answer, self.content, self.sent_tokens = answer, content, sent_tokens
         self.load_at_start = replica.load
@@ -347,7 +347,7 @@ class Dispatch:
 async def _begun(answer: Answer, replica: Replica) -> bytes:
     """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
 
-    Nothing has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the answer
+    Nothing of it has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the answer
     is incomplete, or reports that the engine has not executed the request or has ended it early.
     """
     if not answer.streams:

@@ -1,4 +1,4 @@
-"""Serving the routed endpoints. `serve` shows the way of a request; `Relay` sends the answer and records it."""
+"""Serving the routed endpoints. `serve` shows the way of a request; `Relay` sends the answer."""
 
 import logging
 import time

@@ -101,7 +101,7 @@ class EventRelay:
         self._endpoint = endpoint
         self._removes_usage = USAGE_FIELD in added
         self._added = added
-        self._held = b""
+        self._incomplete = b""
         self._details = b""
         self._first_usage = b""
         self._last_usage = b""
@@ -142,14 +142,14 @@ class EventRelay:
 
     def feed(self, chunk: bytes) -> tuple[bytes, bytes]:
         """Returns the complete events to forward now, and the closing event with everything after it."""
-        data = self._held + chunk if self._held else chunk
+        data = self._incomplete + chunk if self._incomplete else chunk
         end = self._end_of_events(data)
         self.within_event = not end and (self.within_event or len(data) > MAX_HELD_BYTES)
         if not end and len(data) > MAX_HELD_BYTES:
             end = len(data)
         while data.startswith(b":", end) and (line_end := data.find(b"\n", end)) >= 0:
             end = line_end + 1  # a comment needs no empty line after it
-        events, self._held = data[:end], data[end:]
+        events, self._incomplete = data[:end], data[end:]
         if any(map(events.__contains__, FAILURE_MARKERS)):
             events = self._before_failure(events)
         if any(map(events.__contains__, _FINISH_REASONS)) and (found := _FINISH_REASON.search(events)):
@@ -177,14 +177,14 @@ class EventRelay:
         for event, separator in split(events):
             self.failure = failure_in(_data(event))
             if self.failure is not None:
-                self._held, self.error = b"", event + separator if self.failure.reported else b""
+                self._incomplete, self.error = b"", event + separator if self.failure.reported else b""
                 break
             kept += event + separator
         return kept
 
     def finish(self) -> bytes:
         """The incomplete event, if any, that was held back when the stream ended."""
-        rest, self._held = self._held, b""
+        rest, self._incomplete = self._incomplete, b""
         return rest
 
     def _may_have_usage(self, events: bytes) -> bool:

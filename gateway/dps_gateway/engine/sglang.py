@@ -3,7 +3,7 @@
 They serve vLLM as well, whose API is close enough. Other code that depends on the kind of engine: the chat rules in
 `prompt`, which follow SGLang; SGLang's extensions of the OpenAI API in `api` and `prompt` (/generate, /model_info,
 /server_info, `input_ids` and `sglext`); and the differences between SGLang's and vLLM's lists of models and
-administrative endpoints in `api/models.py` and `api/passthrough.py`.
+administrative endpoints in `api/passthrough.py`.
 """
 
 from typing import Any

@@ -137,7 +137,7 @@ class Admission:
         queued requests. It is the newest request of the tenant with the most.
         """
         slot = request.take()
-        request.chosen = {}
+        request.chosen = {}  # after a wait, another replica may be preferable
         if slot is None and self._may_wait(request):
             slot = await self._wait(request)
         if slot is None:

@@ -149,7 +149,7 @@ class Retries:
         return not self.fatal if failure.kind == "broken" else self.allowed_after(failure)
 
     def allowed_after(self, failure: UpstreamFailed) -> bool:
-        """Whether the request may be sent again after the failure recorded last."""
+        """Whether the request may be sent again after the failure recorded last; if so, counts it as a retry."""
         if failure.rejected:
             return self._rejected.total() < MAX_REJECTED and self._budget.withdraw()
         if failure.kind == "timeout":
