@@ -1,4 +1,4 @@
-"""The life of one turn: identify its session, measure its growth, describe it to the policy, commit it, correct its record."""
+"""The life of one turn: identify its session, measure its growth, commit it, correct its record."""
 
 import random
 from collections.abc import Mapping

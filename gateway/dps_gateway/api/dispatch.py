@@ -114,9 +114,9 @@ class Dispatch:
     async def first(self) -> None:
         """Send the request to one replica after another until one begins to answer.
 
-        Nothing of the answer has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
-        other pool. Raises Refused if the request's time is over, or if the engines are stopped or separate no tenants,
-        else the last failure: PoolFull, PoolEmpty, OutOfFiles or UpstreamFailed.
+        Nothing of the answer has reached the client yet, so a failure can be retried (see `Retries`), on another
+        replica or in the other pool. Raises Refused if the request's time is over, or if the engines are stopped or
+        separate no tenants, else the last failure: PoolFull, PoolEmpty, OutOfFiles or UpstreamFailed.
         """
         if self._runtime.config.routing.suspended:
             raise _suspended()
@@ -347,8 +347,8 @@ class Dispatch:
 async def _begun(answer: Answer, replica: Replica) -> bytes:
     """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
 
-    Nothing of it has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the answer
-    is incomplete, or reports that the engine has not executed the request or has ended it early.
+    Nothing of it has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the
+    answer is incomplete, or reports that the engine has not executed the request or has ended it early.
     """
     if not answer.streams:
         content = await whole(answer)
