@@ -61,6 +61,8 @@ class MeasuredTurn:
     """
     cached: CachedPrompt
     """The cached prefixes of the prompt, according to the session's record."""
+    delta_tokens: int
+    """ΔL_t."""
 
     @property
     def number(self) -> int:
@@ -71,11 +73,6 @@ class MeasuredTurn:
     def prompt_tokens(self) -> int:
         """L_t, as the engine is expected to report it."""
         return self.cached.length
-
-    @property
-    def delta_tokens(self) -> int:
-        """ΔL_t."""
-        return self.session.growth.delta_tokens(self.prompt_tokens)
 
     def tokens_on(self, replica: Replica) -> PromptTokens:
         """What a replica has to do for the tokens of the prompt, according to the session's record."""
@@ -154,7 +151,7 @@ class Turns:
             shared=self.common_prefix_cache,
         )
         cached = growth.cached(point.length, common_prefix_cache=self.common_prefix_cache)
-        return MeasuredTurn(session, prompt, point, cached)
+        return MeasuredTurn(session, prompt, point, cached, growth.delta_tokens(point.length))
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, url: str, span: str) -> None:
         """Record that the replica of `pool` with this base URL has begun to answer: it now holds the prompt."""
@@ -224,10 +221,10 @@ class Turns:
         """
         id = SessionId.of_client(scope, client_id)
         snapshot = await self.store.read(scope, id)
-        named = _session(id, scope, snapshot, snapshot.record or Record(()), prompt)
+        named = _session(id, scope, snapshot, snapshot.record or Record(()), prompt, client_id=client_id)
         if named.base.full and named.growth.history is not History.GROWN:
-            named = await self._by_history(scope, prompt, id.tag, named)
-        return replace(named, client_id=client_id)
+            return replace(await self._by_history(scope, prompt, id.tag, named), client_id=client_id)
+        return named
 
     async def _continued(
         self, scope: Scope, prompt: Prompt, stored: StoredResponse, client_id: str | None
@@ -237,7 +234,7 @@ class Turns:
         id = SessionId(stored.session)
         snapshot = await self.store.read(scope, id)
         record = snapshot.record or Record(())
-        session = replace(_session(id, scope, snapshot, record, prompt), client_id=client_id)
+        session = _session(id, scope, snapshot, record, prompt, client_id=client_id)
         if session.growth.parent is not None:
             return session
         # The stored length is the engine's, so a point's correction must not be added to it.
@@ -252,26 +249,33 @@ class Turns:
 
         A prompt that diverges from a session's history becomes a separate session, because many conversations may
         share a beginning, and one record is too small for all of them. `named` is another session that may have
-        committed the longest prefix.
+        committed the longest prefix, and which the prompt does not continue.
         """
         snapshot = await self.store.find(scope, tag, prompt.lookups())
         found = named
         # A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
         if snapshot.session and snapshot.point and prompt.starts_with(snapshot.point):
             record = (snapshot.record or Record(())).recalling(snapshot.point)
-            other = _session(snapshot.session, scope, snapshot, record, prompt)
+            other = _session(snapshot.session, scope, snapshot, record, prompt, by_history=True)
             if named is None or _recorded_prefix_bytes(other) >= _recorded_prefix_bytes(named):
                 found = other
         if found is None:
             minted = SessionId.of_history(tag, prompt.digest.encode())
-            found = _session(minted, scope, snapshot, Record(()), prompt)
-        elif found.growth.history is not History.GROWN:
-            found = _fork(found, tag, prompt)
-        return replace(found, by_history=True)
+            return _session(minted, scope, snapshot, Record(()), prompt, by_history=True)
+        return found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
 
 
-def _session(id: SessionId, scope: Scope, snapshot: Snapshot, base: Record, prompt: Prompt) -> Session:
-    return Session(id, scope, snapshot, compare(base, prompt.starts_with), base)
+def _session(
+    id: SessionId,
+    scope: Scope,
+    snapshot: Snapshot,
+    base: Record,
+    prompt: Prompt,
+    *,
+    client_id: str | None = None,
+    by_history: bool = False,
+) -> Session:
+    return Session(id, scope, snapshot, compare(base, prompt.starts_with), base, client_id, by_history)
 
 
 def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
@@ -285,7 +289,7 @@ def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
         acceptance=session.base.acceptance,
     )
     fork = SessionId.of_history(tag, prompt.digest.encode(), parent=session.id)
-    return Session(fork, session.scope, session.snapshot, growth, base)
+    return Session(fork, session.scope, session.snapshot, growth, base, by_history=True)
 
 
 def _recorded_prefix_bytes(session: Session) -> int:

@@ -112,7 +112,8 @@ def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_in
             seen = _observation(answered, usage, turn, policy_input)
             verifications = policy.verifications(seen)
             runtime.learning.observe(policy, seen)
-            return replace(usage, verifications=verifications)
+            if verifications != usage.verifications:
+                return replace(usage, verifications=verifications)
     return usage
 
 

@@ -153,8 +153,10 @@ class Relay:
         """
         pool, replica = self._dispatch.pool, self._dispatch.replica
         ready, closing = events.feed(self._dispatch.answer.first)
-        await self._remember(events.usage)
-        remembered = not self._stores or events.usage is not None
+        remembered = not self._stores
+        if not remembered and (usage := events.usage) is not None:
+            remembered = True
+            await self._remember(usage)
         await self._write(ready)
         try:
             _check(events)

@@ -280,10 +280,15 @@ class EnginePool:
     def take(self, request: SlotRequest) -> Slot | None:
         """A slot on a replica if one is free."""
         chosen, generates = request.chosen.get(self.name), request.generates
-        same = [replica for replica in self.usable(request.accepts) if replica.id == chosen] if chosen else []
-        if same and same[0].in_flight < self.slots(same[0], generates):
-            replica: Replica | None = same[0]
-        else:
+        replica = (
+            next((each for each in self.replicas.values() if each.id == chosen), None) if chosen else None
+        )
+        if not (
+            replica is not None
+            and replica.ready
+            and request.accepts(self, replica)
+            and replica.in_flight < self.slots(replica, generates)
+        ):
             replica = self.choose(request.session, request.held, request.accepts, generates=generates)
         if replica is None:
             return None
