@@ -31,4 +31,4 @@ async def test_conversations_under_one_id_use_several_replicas_and_each_keeps_it
         response = await gateway.post(0, messages=grown)
         assert response.headers["x-dps-history"] == "grown"
         assert [replica.requests % 2 for replica in replicas] == [0, 0, 0, 0]
-    assert min(replica.requests for replica in replicas) > 0
+    assert sum(replica.requests > 0 for replica in replicas) > 1
