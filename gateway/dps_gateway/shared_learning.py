@@ -70,11 +70,12 @@ class SharedLearning:
         self._turns = 0
         """The number of turns that `_policy` has observed."""
 
-    def observe(self, policy: LearningPolicy, observation: Observation) -> None:
-        """Pass a completed turn to the policy."""
+    def observe(self, policy: LearningPolicy, observation: Observation) -> int | None:
+        """Pass a completed turn to the policy. Returns what `LearningPolicy.observe` does."""
         self._use(policy)
-        policy.observe(observation)
+        verifications = policy.observe(observation)
         self._turns += 1
+        return verifications
 
     async def synchronize(self, policy: Policy, key: str) -> None:
         """Write what the policy has learned, and absorb what others have. Without a store, nothing is exchanged.

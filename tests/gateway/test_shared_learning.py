@@ -50,9 +50,6 @@ class Policy(LearningPolicy):
     def observe(self, observation: Observation, /) -> None:
         self.observed += 1
 
-    def verifications(self, observation: Observation, /) -> None:
-        return None
-
     def export(self) -> Document:
         return {"name": self.name}
 

@@ -40,10 +40,8 @@ class Learner(Recorder, LearningPolicy):
         self.turns.append(turn)
         return Decision(Pool.SPECULATIVE, Reason.FIXED)
 
-    def observe(self, observation: Observation, /) -> None:
+    def observe(self, observation: Observation, /) -> int | None:
         self.observed.append(observation)
-
-    def verifications(self, observation: Observation, /) -> int | None:
         return observation.verifications
 
     def export(self) -> Document:

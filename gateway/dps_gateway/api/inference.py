@@ -171,9 +171,8 @@ def salted_fields(
         own = body.get(name)
         if own is None or isinstance(own, str):
             salted[name] = salt.of(own)
-        elif isinstance(own, list) and all(
-            isinstance(each, str) for each in own
-        ):  # for the prompts of a batch
+        elif isinstance(own, list) and all(isinstance(each, str) for each in own):
+            # One for each prompt of a batch.
             salted[name] = [salt.of(each) for each in own]
         else:
             raise BadRequest(f"{name} must be a string, or a list of one string for each prompt")

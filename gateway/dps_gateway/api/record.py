@@ -110,8 +110,7 @@ def _record_turn(answered: Answered, usage: Usage, turn: MeasuredTurn, policy_in
         _record_prediction(answered)
         if isinstance(policy := runtime.policy, LearningPolicy):
             seen = _observation(answered, usage, turn, policy_input)
-            verifications = policy.verifications(seen)
-            runtime.learning.observe(policy, seen)
+            verifications = runtime.learning.observe(policy, seen)
             if verifications != usage.verifications:
                 return replace(usage, verifications=verifications)
     return usage

@@ -96,8 +96,7 @@ class Adaptive(LearningPolicy):
         inferred = tokens / REFERENCE * min(max(slowness, 1 / REFERENCE), REFERENCE)
         return round(inferred) if inferred >= 1 else None
 
-    def observe(self, observation: Observation, /) -> None:
-        """Learn from a completed turn."""
+    def observe(self, observation: Observation, /) -> int | None:
         pool, turn = observation.pool, observation.turn
         verifications = self.verifications(observation)
         estimate, other = self._estimates[pool], self._estimates[pool.other]
@@ -109,6 +108,7 @@ class Adaptive(LearningPolicy):
         if verifications is not None:
             self._own.count_drafts(turn.kind, observation.output_tokens, verifications)
         self._combine(Pool if ages else [pool])
+        return verifications
 
     def export(self) -> Document:
         return self._own.export()

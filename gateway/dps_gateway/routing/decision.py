@@ -203,12 +203,12 @@ class LearningPolicy(ABC):
     def decide(self, turn: PolicyInput, /) -> Decision: ...
 
     @abstractmethod
-    def observe(self, observation: Observation, /) -> None:
-        """Learn from a completed turn."""
+    def observe(self, observation: Observation, /) -> int | None:
+        """Learn from a completed turn.
 
-    @abstractmethod
-    def verifications(self, observation: Observation, /) -> int | None:
-        """The verifications of drafts that yielded an answer, inferred if the engine reports none; None if unknown."""
+        Returns the verifications of drafts that yielded the answer, inferred if the engine has reported none; None if
+        they are unknown.
+        """
 
     @abstractmethod
     def export(self) -> Document:

@@ -181,13 +181,12 @@ class VirtualGateway:
     def observe(self, placement: Placement, observed: Observation, now: float) -> int | None:
         """Pass an answered turn to the policy of the gateway replica that served it.
 
-        Returns what is known about its drafts: see `LearningPolicy.verifications`.
+        Returns what is known about its drafts: see `LearningPolicy.observe`.
         """
         policy = self.policies[placement.gateway_replica]
         if not isinstance(policy, LearningPolicy):
             return observed.verifications
-        verifications = policy.verifications(observed)
-        policy.observe(observed)
+        verifications = policy.observe(observed)
         if now >= self._next_exchange:
             self._next_exchange = now + EXCHANGE_SECONDS
             self._exchange()
